@@ -1,0 +1,35 @@
+# Two commands do everything on a fresh machine with Python and make: `make demo` and `make test`.
+# Each creates .venv and installs into it first, if that is not done yet.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint clean
+
+demo: $(VENV)/.ready
+	$(BIN)/distdiff demo
+
+test: $(VENV)/.ready-dev
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.ready-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(VENV)/.python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "distdiff needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(VENV)/.ready: $(VENV)/.python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.ready-dev: $(VENV)/.python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $(VENV)/.ready $@
+
+clean:
+	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,54 @@
+"""Distributional diffusion models: networks that draw from the whole posterior, trained with proper scoring rules."""
+
+from . import theory
+from .denoiser import Denoiser
+from .kernel import RBF, Energy, Exponential, InverseMultiquadric, Kernel, median_distance
+from .loss import ConditionalLoss, JointLoss, MarginalLoss, NoWeighting, RegressionLoss, Sigmoid
+from .posterior import GaussianPosterior, MixturePosterior
+from .random import SampleGenerator, rand, randn
+from .sample import Step, Trajectory, sample, sample_trajectory
+from .schedule import Cosine, FlowMatching, LinearBeta, Schedule, time_grid
+from .score import confinement, discrepancy, interaction, kernel_score, score_loss
+from .transition import Transition, churn_to_eta, eta_to_churn, transition
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "RBF",
+    "ConditionalLoss",
+    "Cosine",
+    "Denoiser",
+    "Energy",
+    "Exponential",
+    "FlowMatching",
+    "GaussianPosterior",
+    "InverseMultiquadric",
+    "JointLoss",
+    "Kernel",
+    "LinearBeta",
+    "MarginalLoss",
+    "MixturePosterior",
+    "NoWeighting",
+    "RegressionLoss",
+    "SampleGenerator",
+    "Schedule",
+    "Sigmoid",
+    "Step",
+    "Trajectory",
+    "Transition",
+    "churn_to_eta",
+    "confinement",
+    "discrepancy",
+    "eta_to_churn",
+    "interaction",
+    "kernel_score",
+    "median_distance",
+    "rand",
+    "randn",
+    "sample",
+    "sample_trajectory",
+    "score_loss",
+    "theory",
+    "time_grid",
+    "transition",
+]

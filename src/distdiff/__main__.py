@@ -1,0 +1,6 @@
+"""`python -m distdiff` is `distdiff`."""
+
+from .cli import main
+
+if __name__ == "__main__":
+    main()

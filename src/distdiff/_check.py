@@ -1,0 +1,40 @@
+"""One sentence for every bad argument: which one, what it was, what is allowed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+
+def require(ok: bool, name: str, value: Any, allowed: str) -> None:
+    """Raise the project's `ValueError` unless `ok`."""
+    if not ok:
+        raise ValueError(f"{name} must be {allowed}, got {value!r}")
+
+
+def require_choice(name: str, value: Any, choices: Any) -> None:
+    require(value in choices, name, value, "one of " + ", ".join(map(str, choices)))
+
+
+def require_positive(name: str, value: float) -> None:
+    require(is_number(value) and value > 0, name, value, "a positive finite number")
+
+
+def require_count(name: str, value: int, least: int = 1) -> None:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    require(whole and value >= least, name, value, f"a whole number of at least {least}")
+
+
+def require_between(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
+    inside = is_number(value) and (low < value if open_low else low <= value) and value <= high
+    require(inside, name, value, f"in {'(' if open_low else '['}{low:g}, {high:g}]")
+
+
+def is_number(value: Any) -> bool:
+    """A finite real number; booleans and strings are not numbers."""
+    if isinstance(value, (bool, str)):
+        return False
+    try:
+        return math.isfinite(value)
+    except TypeError:
+        return False

@@ -1,0 +1,1 @@
+"""Where training data comes from."""

@@ -1,0 +1,107 @@
+r"""A denoiser draws from (an approximation of) the posterior p(x_0 | x_t).
+
+`draw(xt, t, m, cond, generator)` is the one door between a network and everything else: losses, samplers and studies
+see draws of shape (n, m, \*event) and nothing of how they were made. `Denoiser` opens that door for a neural network
+:math:`\hat x_\theta(t, x_t, \xi)`, which turns noise :math:`\xi` into draws; without :math:`\xi` the network is
+a classical diffusion model and its single draw is the posterior mean. The closed-form posteriors of
+`distdiff.posterior` open the same door.
+
+A network may predict :math:`x_0` itself, the velocity :math:`x_0 - z`, or the noise z, where
+:math:`x_t = \alpha_t x_0 + \sigma_t z`. Solving for :math:`x_0` gives
+
+.. math:: \hat x_0 = \hat y, \qquad \hat x_0 = \frac{x_t + \sigma_t \hat y}{\alpha_t + \sigma_t}, \qquad
+          \hat x_0 = \frac{x_t - \sigma_t \hat y}{\alpha_t}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from ._check import require, require_between, require_choice, require_count
+from .random import randn
+from .schedule import FlowMatching, Schedule, expand
+
+__all__ = ["PREDICTIONS", "Denoiser", "Draws", "safe_interval"]
+
+PREDICTIONS = ("x0", "velocity", "noise")
+
+
+@runtime_checkable
+class Draws(Protocol):
+    """What the sampler needs of a denoiser."""
+
+    schedule: Any
+
+    def draw(
+        self, xt: Tensor, t: Tensor, m: int = 1, cond: Any = None, generator: torch.Generator | None = None
+    ) -> Tensor: ...
+
+
+def safe_interval(denoiser: Any) -> tuple[float, float]:
+    """The times [eta, 1 - eta] a denoiser may be asked at; all of [0, 1] unless it has a `safety`."""
+    safety = getattr(denoiser, "safety", 0.0)
+    return safety, 1 - safety
+
+
+class Denoiser(nn.Module):
+    r"""A network, the schedule it was trained on, what it predicts and the noise it takes.
+
+    The network is called as ``network(xt, t, xi, cond)`` with xt (n, \*event), t () or (n,) and
+    xi (n, m, \*noise_shape) or None, and returns (n, m, \*event), with m = 1 where xi is None.
+
+    Args:
+        noise_shape: event shape of xi; None for a classical model, whose draws all coincide.
+        safety: eta; times are clamped to [eta, 1 - eta] before the network sees them.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        schedule: Schedule | None = None,
+        prediction: str = "x0",
+        noise_shape: Sequence[int] | None = None,
+        safety: float = 1e-2,
+    ) -> None:
+        super().__init__()
+        require_choice("prediction", prediction, PREDICTIONS)
+        require_between("safety", safety, 0, 0.5)
+        self.network = network
+        self.schedule = FlowMatching() if schedule is None else schedule
+        self.prediction = prediction
+        self.noise_shape = None if noise_shape is None else tuple(noise_shape)
+        self.safety = safety
+
+    def forward(self, xt: Tensor, t: Tensor, xi: Tensor | None = None, cond: Any = None) -> Tensor:
+        """The network's raw prediction, (n, m, *event)."""
+        low, high = safe_interval(self)
+        return self.network(xt, t.clamp(low, high), xi, cond)
+
+    def draw(
+        self, xt: Tensor, t: Tensor, m: int = 1, cond: Any = None, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """m draws of x_0 for each x_t: (n, *event) to (n, m, *event)."""
+        require_count("m", m)
+        require(t.ndim == 0 or t.shape == xt.shape[:1], "t", tuple(t.shape), f"() or ({len(xt)},)")
+        if self.noise_shape is None:
+            draws = self.to_x0(self(xt, t, None, cond), xt, t)
+            return draws.expand(-1, m, *draws.shape[2:])
+        xi = randn((len(xt), m, *self.noise_shape), generator=generator, like=xt)
+        return self.to_x0(self(xt, t, xi, cond), xt, t)
+
+    def to_x0(self, output: Tensor, xt: Tensor, t: Tensor) -> Tensor:
+        """The x_0 that a prediction (n, m, *event) stands for."""
+        if self.prediction == "x0":
+            return output
+        alpha, sigma = (expand(c, output) for c in self.schedule(t))
+        if self.prediction == "velocity":
+            return (xt[:, None] + sigma * output) / (alpha + sigma)
+        return (xt[:, None] - sigma * output) / alpha
+
+    def target(self, x0: Tensor, z: Tensor) -> Tensor:
+        """What the network should have predicted for x_t = alpha_t x0 + sigma_t z."""
+        return {"x0": x0, "velocity": x0 - z, "noise": z}[self.prediction]

@@ -1,0 +1,132 @@
+r"""Exact posteriors, in closed form, behind the same door as a network.
+
+For data :math:`x_0 \sim \sum_k w_k N(\mu_k, s_k^2 I)` and :math:`x_t = \alpha x_0 + \sigma z`, the posterior is again
+a mixture, of the components :math:`N(\mu_k + r_k (x_t - \alpha \mu_k), v_k I)` with
+
+.. math:: r_k = \frac{\alpha s_k^2}{\alpha^2 s_k^2 + \sigma^2}, \qquad v_k = \frac{s_k^2 \sigma^2}{\alpha^2 s_k^2 +
+          \sigma^2}, \qquad w_k(x_t) \propto w_k\, N(x_t; \alpha\mu_k, (\alpha^2 s_k^2 + \sigma^2) I).
+
+Tests and studies sample through these where they would otherwise need a trained model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._check import require, require_count, require_positive
+from .random import rand, randn
+from .schedule import FlowMatching, Schedule, expand
+
+__all__ = ["GaussianPosterior", "MixturePosterior"]
+
+
+class MixturePosterior:
+    """The posterior of Gaussian-mixture data.
+
+    Args:
+        means: component means (K, *event).
+        stds: one standard deviation, or one a component.
+        weights: component weights, normalised here; equal by default.
+    """
+
+    def __init__(
+        self,
+        means: Tensor | Sequence[Any],
+        stds: float | Sequence[float] | Tensor,
+        weights: Sequence[float] | Tensor | None = None,
+        *,
+        schedule: Schedule | None = None,
+    ) -> None:
+        self.means = torch.as_tensor(means, dtype=torch.float64)
+        count = len(self.means)
+        self.stds = torch.as_tensor(stds, dtype=torch.float64).expand(count)
+        require(bool((self.stds > 0).all()), "stds", stds, "positive")
+        raw = (
+            torch.ones(count, dtype=torch.float64) if weights is None else torch.as_tensor(weights, dtype=torch.float64)
+        )
+        require(raw.shape == (count,) and bool((raw > 0).all()), "weights", weights, f"{count} positive numbers")
+        self.weights = raw / raw.sum()
+        self.schedule = FlowMatching() if schedule is None else schedule
+
+    def components(self, xt: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Posterior weights (n, K), means (n, K, *event) and variances, (1 or n, K), of each component."""
+        means, stds, weights = (v.to(xt.device, xt.dtype) for v in (self.means, self.stds, self.weights))
+        alpha, sigma = (c.to(xt.device, xt.dtype).reshape(-1, 1) for c in self.schedule(t))
+        total = (alpha * stds) ** 2 + sigma**2
+        residual = xt[:, None] - expand(alpha, means[None]) * means
+        logits = weights.log() - residual.square().flatten(2).sum(-1) / (2 * total) - means[0].numel() / 2 * total.log()
+        gain = alpha * stds**2 / total
+        return logits.softmax(-1), means + expand(gain, residual) * residual, (stds * sigma) ** 2 / total
+
+    def draw(
+        self, xt: Tensor, t: Tensor, m: int = 1, cond: Any = None, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """m independent posterior draws for each x_t: (n, *event) to (n, m, *event)."""
+        require_count("m", m)
+        weights, means, variances = self.components(xt, torch.as_tensor(t))
+        u = rand((len(xt), m), generator=generator, like=xt)
+        k = torch.searchsorted(weights.cumsum(-1).contiguous(), u).clamp_max(weights.shape[-1] - 1)
+        rows = torch.arange(len(xt), device=xt.device)[:, None]
+        std = variances.sqrt().expand(len(xt), -1)[rows, k]
+        z = randn((len(xt), m, *xt.shape[1:]), generator=generator, like=xt)
+        return means[rows, k] + expand(std, z) * z
+
+    def mean(self, xt: Tensor, t: Tensor) -> Tensor:
+        """E[x_0 | x_t], (n, *event)."""
+        weights, means, _ = self.components(xt, torch.as_tensor(t))
+        return (expand(weights, means) * means).sum(1)
+
+    def std(self, xt: Tensor, t: Tensor) -> Tensor:
+        """Standard deviation of x_0 given x_t in each coordinate, (n, *event)."""
+        weights, means, variances = self.components(xt, torch.as_tensor(t))
+        second = means.square() + expand(variances.expand(len(xt), -1), means)
+        variance = (expand(weights, means) * second).sum(1) - self.mean(xt, t).square()
+        return variance.clamp_min(0).sqrt()
+
+
+class GaussianPosterior:
+    """The posterior of data N(mean, std**2 I), its variance times `factor`.
+
+    With factor f(lambda, beta) (`distdiff.theory.variance_factor`) it is the best Gaussian under a generalized energy
+    score; factor 1 is the true posterior and factor 0 the posterior mean, a classical diffusion model.
+    """
+
+    def __init__(
+        self,
+        mean: float | Tensor = 0.0,
+        std: float = 1.0,
+        *,
+        factor: float = 1.0,
+        schedule: Schedule | None = None,
+    ) -> None:
+        require_positive("std", std)
+        require(math.isfinite(factor) and factor >= 0, "factor", factor, "a finite number of at least 0")
+        self.center = torch.as_tensor(mean, dtype=torch.float64)
+        self.scale = std
+        self.factor = factor
+        self.schedule = FlowMatching() if schedule is None else schedule
+
+    def mean(self, xt: Tensor, t: Tensor) -> Tensor:
+        """E[x_0 | x_t], (n, *event)."""
+        alpha, sigma = (expand(c.to(xt.device, xt.dtype), xt) for c in self.schedule(torch.as_tensor(t)))
+        center = self.center.to(xt.device, xt.dtype)
+        gain = alpha * self.scale**2 / ((alpha * self.scale) ** 2 + sigma**2)
+        return center + gain * (xt - alpha * center)
+
+    def variance(self, t: Tensor) -> Tensor:
+        """Variance of a draw given x_t in each coordinate, of the shape of t: it does not depend on x_t."""
+        alpha, sigma = self.schedule(torch.as_tensor(t))
+        return self.factor * (self.scale * sigma) ** 2 / ((alpha * self.scale) ** 2 + sigma**2)
+
+    def draw(
+        self, xt: Tensor, t: Tensor, m: int = 1, cond: Any = None, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """m independent draws for each x_t: (n, *event) to (n, m, *event)."""
+        require_count("m", m)
+        z = randn((len(xt), m, *xt.shape[1:]), generator=generator, like=xt)
+        return self.mean(xt, t)[:, None] + expand(self.variance(t).sqrt().to(xt.device, xt.dtype), z) * z

@@ -1,0 +1,86 @@
+"""The paper's two experiments in the plane: a mixture of two Gaussians, and a checkerboard.
+
+`paper` holds the settings of its appendix. `small` narrows the 2048-wide time branch, shortens training and, since
+training is short, lets the learning rate decay and the weights be averaged for longer; it also drops the sigmoid
+weighting, which at t = 0.9 leaves 1 % of the weight of t = 0.1 and so starves the noisy times that few-step sampling
+stands on (`benchmarks/weighting.py` measures it). `smoke` runs in seconds and is good for nothing but tests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from .config import RunConfig
+
+__all__ = ["DEMO", "STUDIES", "PointStudy"]
+
+PAPER = RunConfig()
+SMALL = replace(
+    PAPER,
+    steps=12_000,
+    network=replace(PAPER.network, time_width=64),
+    loss=replace(PAPER.loss, weighting="none"),
+    optim=replace(PAPER.optim, decay="cosine", ema=0.999),
+)
+SMOKE = replace(
+    SMALL,
+    steps=20,
+    log_every=10,
+    data=replace(SMALL.data, points=1024),
+    network=replace(SMALL.network, width=16, time_width=16),
+    loss=replace(SMALL.loss, m=4),
+)
+
+
+@dataclass(frozen=True)
+class PointStudy:
+    """What one `distdiff reproduce` of a 2D experiment trains and measures."""
+
+    models: dict[str, RunConfig]
+    """Trained models by name: distributional, its twin with beta = 2 and lambda = 0, and diffusion."""
+    steps: tuple[int, ...]
+    """Numbers of sampling steps."""
+    churns: tuple[float, ...] = (0.0, 0.5, 1.0)
+    """Churns tried for each; the table shows each model's best."""
+    points: int = 4096
+    """Samples and held-out points a measurement."""
+    repeats: int = 4
+    """Independent measurements, of which mean and standard error are reported."""
+    posterior_times: tuple[float, ...] = ()
+    """Times at which the posterior's spread is compared with the exact one."""
+    posterior_draws: int = 8
+    """Draws a noisy point for that comparison."""
+
+
+def _models(base: RunConfig, data: Literal["mixture2d", "checkerboard"], *names: str) -> dict[str, RunConfig]:
+    base = replace(base, data=replace(base.data, name=data))
+    classical = replace(base, network=replace(base.network, noise_dim=0, prediction="velocity"))
+    known = {
+        "distributional": base,
+        "twin": replace(base, loss=replace(base.loss, beta=2.0, lam=0.0)),
+        "diffusion": replace(classical, loss=replace(base.loss, kind="regression", lam=0.0, m=1)),
+    }
+    return {name: known[name] for name in names}
+
+
+_TIMES = tuple(round(0.05 * k, 2) for k in range(1, 20))
+_MIXTURE = ("distributional", "twin", "diffusion")
+_BOARD = ("distributional", "diffusion")
+
+STUDIES: dict[str, dict[str, PointStudy]] = {
+    "mixture2d": {
+        "paper": PointStudy(_models(PAPER, "mixture2d", *_MIXTURE), (1, 2, 5, 10, 20, 50, 100), posterior_times=_TIMES),
+        "small": PointStudy(_models(SMALL, "mixture2d", *_MIXTURE), (1, 2, 5, 10, 20, 50, 100), posterior_times=_TIMES),
+        "smoke": PointStudy(
+            _models(SMOKE, "mixture2d", *_MIXTURE), (1, 2), points=128, repeats=2, posterior_times=(0.2, 0.5, 0.9)
+        ),
+    },
+    "checkerboard": {
+        "paper": PointStudy(_models(PAPER, "checkerboard", *_BOARD), (5, 10, 50, 100, 1000)),
+        "small": PointStudy(_models(SMALL, "checkerboard", *_BOARD), (5, 10, 50, 100, 1000)),
+        "smoke": PointStudy(_models(SMOKE, "checkerboard", *_BOARD), (2, 5), points=128, repeats=2),
+    },
+}
+
+DEMO = PointStudy(_models(replace(SMALL, steps=4000), "mixture2d", "distributional", "diffusion"), steps=(2, 4, 8))

@@ -1,0 +1,27 @@
+"""`distdiff reproduce NAME`: an experiment of the paper, from its settings to figures, numbers and a report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from .._check import require_choice
+from ..recipe import SCALES
+from . import checkerboard, gaussian, mixture2d, snr
+
+__all__ = ["EXPERIMENTS", "reproduce"]
+
+EXPERIMENTS: dict[str, Callable[[str, Path], None]] = {
+    "gaussian": gaussian.run,
+    "snr": snr.run,
+    "mixture2d": mixture2d.run,
+    "checkerboard": checkerboard.run,
+}
+
+
+def reproduce(name: str, scale: str, out: Path) -> Path:
+    """Run one experiment into a folder; the path of its report."""
+    require_choice("experiment", name, EXPERIMENTS)
+    require_choice("scale", scale, SCALES)
+    EXPERIMENTS[name](scale, out)
+    return out / "report.md"

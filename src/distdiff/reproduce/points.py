@@ -1,0 +1,116 @@
+"""What the two experiments in the plane share: training a study's models and scoring them against steps and churn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..data.toy import TOYS
+from ..denoiser import Denoiser
+from ..evaluate import Measurement, floor, measure
+from ..figure import COLORS, LABELS
+from ..progress import bar, training
+from ..recipe import PointStudy
+from ..train import load_denoiser
+from .record import Record, scientific, table
+
+__all__ = ["best_churn", "plot_scores", "score_table", "scores", "train_models"]
+
+Scores = dict[str, dict[int, dict[float, Measurement]]]
+
+
+def train_models(study: PointStudy, folder: Path) -> tuple[dict[str, Denoiser], dict[str, float]]:
+    """Each model of a study, trained into its own run folder, and the seconds that took."""
+    models, seconds = {}, {}
+    for name, config in study.models.items():
+        seconds[name] = training(config, folder / "runs" / name, label=LABELS[name], overwrite=True)
+        models[name] = load_denoiser(folder / "runs" / name, config.device)[0]
+    return models, seconds
+
+
+def scores(study: PointStudy, models: dict[str, Denoiser]) -> tuple[Scores, Measurement]:
+    """D_rho of every model at every number of steps and churn, and the floor; beyond 100 steps, one repeat each."""
+    toy = TOYS[next(iter(study.models.values())).data.name]
+    found: Scores = {name: {n: {} for n in study.steps} for name in models}
+    plan = [(name, n, churn) for name in models for n in study.steps for churn in study.churns if n > 1 or churn == 1]
+    repeats = {n: study.repeats if n <= 100 else 1 for n in study.steps}
+    with bar("sampling", sum(n * repeats[n] for _, n, _ in plan)) as advance:
+        for name, n, churn in plan:
+            found[name][n][churn] = measure(
+                models[name],
+                toy,
+                steps=n,
+                churn=churn,
+                points=study.points,
+                repeats=repeats[n],
+                callback=lambda _: advance(),
+            )
+    return found, floor(toy, points=study.points, repeats=max(study.repeats, 2))
+
+
+def best_churn(scores: dict[float, Measurement]) -> tuple[float, Measurement]:
+    return min(scores.items(), key=lambda item: item[1].unbiased)
+
+
+def record_scores(record: Record, found: Scores, ground: Measurement, seconds: dict[str, float]) -> None:
+    record.results |= {
+        "train_seconds": seconds,
+        "floor": ground._asdict(),
+        "scores": {
+            name: {str(n): {f"{c:g}": m._asdict() for c, m in row.items()} for n, row in rows.items()}
+            for name, rows in found.items()
+        },
+    }
+
+
+def score_table(found: Scores, ground: Measurement, paper: dict[str, dict[int, float]] | None = None) -> str:
+    """Rows of steps; for each model its best churn's unbiased and biased score, beside the paper's where it has one."""
+    names = list(found)
+    header = ["steps"]
+    for name in names:
+        header += [f"{name}: unbiased", "churn", "biased"] + (["paper"] if paper else [])
+    rows = []
+    for n in next(iter(found.values())):
+        best = {name: best_churn(found[name][n]) for name in names}
+        winner = min(names, key=lambda name: best[name][1].unbiased)
+        row = [str(n)]
+        for name in names:
+            churn, value = best[name]
+            shown = (
+                f"{scientific(value.unbiased)} ± {scientific(value.error)}"
+                if value.repeats > 1
+                else scientific(value.unbiased)
+            )
+            row += [f"**{shown}**" if name == winner else shown, f"{churn:g}", scientific(value.biased)]
+            row += [scientific(paper[name][n])] if paper else []
+        rows.append(row)
+    empty = [""] * (3 if paper else 2)
+    floor_row = ["floor", f"{scientific(ground.unbiased)} ± {scientific(ground.error)}", "", scientific(ground.biased)]
+    rows.append(floor_row + empty[2:] + ["", *empty] * (len(names) - 1))
+    return table(header, rows)
+
+
+def plot_scores(axes: Any, found: Scores, ground: Measurement) -> None:
+    """Biased scores against steps, each model at its best churn, above the floor of two real sets."""
+    for name, rows in found.items():
+        best = [best_churn(row)[1].biased for row in rows.values()]
+        axes.plot(list(rows), best, "o-", color=COLORS[name], label=LABELS[name])
+    axes.axhline(ground.biased, color=COLORS["floor"], ls="--", lw=1.2, label=LABELS["floor"])
+    ticks = list(next(iter(found.values())))
+    axes.set(xscale="log", yscale="log", xlabel="sampling steps", ylabel="D against held-out points (lower is better)")
+    axes.set_xticks(ticks, [str(n) for n in ticks])
+    axes.minorticks_off()
+    axes.legend()
+
+
+def ratio_finding(found: Scores, steps: Sequence[int]) -> list[str]:
+    """A sentence on each number of steps: how far below the diffusion model's best the distributional model is."""
+    sentences = []
+    for n in steps:
+        ours, theirs = (best_churn(found[name][n])[1].unbiased for name in ("distributional", "diffusion"))
+        times = f", {theirs / ours:.0f} times lower" if 0 < ours < theirs else ""
+        sentences.append(
+            f"{n} steps: distributional {scientific(ours)}, diffusion at its best churn {scientific(theirs)}{times}."
+        )
+    return sentences

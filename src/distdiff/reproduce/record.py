@@ -1,0 +1,74 @@
+"""What every experiment leaves behind: figures, results.json and a one-page report.md."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..figure import save
+from ..train.folder import make_folder
+
+__all__ = ["Record", "scientific", "table"]
+
+
+class Record:
+    """Collects figures, numbers and text of one experiment, and writes them."""
+
+    def __init__(self, name: str, scale: str, settings: Any, out: Path) -> None:
+        self.folder = make_folder(out)
+        self.name, self.scale, self.settings = name, scale, settings
+        self.results: dict[str, Any] = {}
+        self.text: list[str] = []
+        self.figures: list[str] = []
+        self.start = time.perf_counter()
+
+    @property
+    def command(self) -> str:
+        return f"distdiff reproduce {self.name} --scale {self.scale}"
+
+    def figure(self, figure: Any, name: str, caption: str) -> None:
+        self.figures += save(figure, self.folder, name)
+        self.text.append(f"![{caption}]({name}.png)\n\n*{caption}*")
+
+    def write(self, title: str, findings: Sequence[str]) -> None:
+        """results.json and report.md; `findings` are the sentences a reader should take away."""
+        seconds = round(time.perf_counter() - self.start, 1)
+        versions = {name: version(name) for name in ("distdiff", "torch", "numpy", "scipy", "matplotlib")}
+        payload = {
+            "experiment": self.name,
+            "scale": self.scale,
+            "command": self.command,
+            "settings": dataclasses.asdict(self.settings),
+            "results": self.results,
+            "figures": self.figures,
+            "versions": versions | {"python": platform.python_version()},
+            "threads": torch.get_num_threads(),
+            "wall_seconds": seconds,
+        }
+        (self.folder / "results.json").write_text(json.dumps(payload, indent=2) + "\n")
+        page = [
+            f"# {title}",
+            f"`{self.command}`, {seconds:.0f} s on {torch.get_num_threads()} threads, torch {versions['torch']}. "
+            "Every number is in `results.json`.",
+            "\n".join(f"- {finding}" for finding in findings),
+            *self.text,
+        ]
+        (self.folder / "report.md").write_text("\n\n".join(page) + "\n")
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def scientific(value: float) -> str:
+    return f"{value:.2e}".replace("e-0", "e-").replace("e+0", "e+")

@@ -1,0 +1,184 @@
+r"""The few-step sampler (the paper's Algorithm 2).
+
+From :math:`x_{t_N} = \sigma_{t_N} z`, for each step from t to s of a falling time grid: draw :math:`\hat x_0` from the
+denoiser at :math:`(x_t, t)`, then :math:`x_s` from the transition :math:`p(x_s | \hat x_0, x_t)`. With an exact
+posterior the result has the data distribution for any grid and any churn, a single step included; with a posterior
+*mean* (a classical diffusion model) only as the grid becomes fine.
+
+Sample i depends on its seed alone (see `distdiff.random`): neither the batch it is in nor the device matter, up to
+rounding in the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ._check import require, require_between, require_count
+from .denoiser import Draws, safe_interval
+from .random import SampleGenerator, randn
+from .schedule import SAFETY, time_grid
+from .transition import transition
+
+__all__ = ["Step", "Trajectory", "sample", "sample_trajectory"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a batch, as a callback sees it."""
+
+    index: int
+    """Steps of this batch done before this one."""
+    steps: int
+    """Steps in all."""
+    t: float
+    s: float
+    xt: Tensor
+    x0: Tensor
+    """The draw this step used, (n, *event)."""
+    xs: Tensor
+
+
+class Trajectory(NamedTuple):
+    """Every state of a run, in the order it was visited; N + 1 times and states, N draws."""
+
+    times: Tensor
+    x: Tensor
+    """(N + 1, n, *event); the last one is the sample."""
+    x0: Tensor
+    """(N, n, *event)."""
+
+
+def sample(
+    denoiser: Draws,
+    shape: Sequence[int],
+    steps: int | None = None,
+    churn: float = 1.0,
+    grid: str | Sequence[float] | Tensor = "uniform",
+    seed: int | Sequence[int] | Tensor = 0,
+    *,
+    cond: Any = None,
+    batch_size: int | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    callback: Callable[[Step], object] | None = None,
+) -> Tensor:
+    """Samples of shape (n, *event).
+
+    Args:
+        denoiser: anything with a `schedule` and a `draw(xt, t, m, cond, generator)`.
+        shape: (n, *event).
+        steps: number of denoiser calls a sample; may be left out when `grid` lists the times.
+        churn: 1 for the ancestral step, 0 for the deterministic one.
+        grid: "uniform", "logsnr", "edm", or N + 1 falling times that end at 0. Named grids start at the denoiser's
+            largest safe time, 1 unless it has a `safety`.
+        seed: sample i uses seed + i; or a sequence of n seeds, one a sample.
+        cond: conditioning, passed to the denoiser; tensors are split along the first axis with the batch, and so are
+            the values of a dict.
+        batch_size: samples drawn at once; all by default.
+        device, dtype: those of the denoiser's parameters by default.
+        callback: called after each step of each batch.
+    """
+    plan = _Plan(denoiser, shape, steps, churn, grid, seed, device, dtype)
+    size = plan.count if batch_size is None else batch_size
+    require_count("batch_size", size, least=0 if plan.count == 0 else 1)
+    done = [plan.start(0, 0)[0]]
+    for first in range(0, plan.count, max(size, 1)):
+        xs = None
+        for step in plan.run(first, min(first + size, plan.count), cond):
+            xs = step.xs
+            if callback is not None:
+                callback(step)
+        assert xs is not None
+        done.append(xs)
+    return torch.cat(done)
+
+
+def sample_trajectory(denoiser: Draws, shape: Sequence[int], steps: int | None = None, **options: Any) -> Trajectory:
+    """All states on the way, for the arguments of `sample`; the whole batch is run at once."""
+    require("batch_size" not in options, "batch_size", options.get("batch_size"), "left out when recording")
+    states: list[Tensor] = []
+    draws: list[Tensor] = []
+    times: list[float] = []
+    callback = options.pop("callback", None)
+
+    def record(step: Step) -> None:
+        if not states:
+            states.append(step.xt)
+            times.append(step.t)
+        states.append(step.xs)
+        draws.append(step.x0)
+        times.append(step.s)
+        if callback is not None:
+            callback(step)
+
+    sample(denoiser, shape, steps, callback=record, **options)
+    require(bool(states), "shape", tuple(shape), "of one sample or more when recording")
+    return Trajectory(torch.tensor(times, dtype=torch.float64), torch.stack(states), torch.stack(draws))
+
+
+class _Plan:
+    """Checked arguments of a run, before any work is done."""
+
+    def __init__(
+        self,
+        denoiser: Draws,
+        shape: Sequence[int],
+        steps: int | None,
+        churn: float,
+        grid: str | Sequence[float] | Tensor,
+        seed: int | Sequence[int] | Tensor,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        whole = all(isinstance(k, int) and k >= 0 for k in shape)
+        require(len(shape) >= 1 and whole, "shape", tuple(shape), "(n, *event), of whole numbers")
+        require_between("churn", churn, 0, 1)
+        if steps is None:
+            require(not isinstance(grid, str), "steps", steps, "given unless grid lists the times")
+            steps = len(grid) - 1
+        low, high = safe_interval(denoiser)
+        self.times = time_grid(denoiser.schedule, steps, grid, t_max=high, safety=low or SAFETY).tolist()
+        self.moves = [transition(denoiser.schedule, t, s, churn) for t, s in pairwise(self.times)]
+        self.denoiser = denoiser
+        self.count, self.event = shape[0], tuple(shape[1:])
+        if isinstance(seed, int):
+            seed = range(seed, seed + self.count)
+        require(len(seed) == self.count, "seed", f"{len(seed)} seeds", f"one number, or {self.count} of them")
+        self.seeds = SampleGenerator(seed).seeds.tolist()
+        tensor = next(denoiser.parameters(), None) if isinstance(denoiser, nn.Module) else None
+        own_device, own_dtype = (tensor.device, tensor.dtype) if tensor is not None else ("cpu", None)
+        self.device = torch.device(device if device is not None else own_device)
+        self.dtype = dtype or own_dtype or torch.get_default_dtype()
+
+    def start(self, first: int, last: int) -> tuple[Tensor, SampleGenerator]:
+        generator = SampleGenerator(self.seeds[first:last], self.device)
+        like = torch.empty(0, device=self.device, dtype=self.dtype)
+        sigma = float(self.denoiser.schedule(self.times[0])[1])
+        return sigma * randn((last - first, *self.event), generator=generator, like=like), generator
+
+    @torch.no_grad()
+    def run(self, first: int, last: int, cond: Any) -> Iterator[Step]:
+        xt, generator = self.start(first, last)
+        cond = _rows(cond, first, last)
+        wide = torch.promote_types(self.dtype, torch.float32)
+        for index, move in enumerate(self.moves):
+            t, s = self.times[index : index + 2]
+            time = torch.tensor(t, device=self.device, dtype=wide)
+            x0 = self.denoiser.draw(xt, time, 1, cond, generator)[:, 0]
+            noisy = float(move.std) > 0
+            z = randn(xt.shape, generator=generator, like=xt) if noisy else None
+            xs = move(xt, x0, z).to(self.dtype)
+            yield Step(index, len(self.moves), t, s, xt, x0, xs)
+            xt = xs
+
+
+def _rows(cond: Any, first: int, last: int) -> Any:
+    if isinstance(cond, Tensor):
+        return cond[first:last]
+    return {key: _rows(value, first, last) for key, value in cond.items()} if isinstance(cond, dict) else cond

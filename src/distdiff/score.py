@@ -1,0 +1,106 @@
+r"""Kernel scores of populations, and the discrepancy they induce between distributions.
+
+For m draws :math:`\hat x_j` from a model and an observed :math:`x_0`, the generalized kernel score is estimated by
+
+.. math:: \hat S = \frac{\lambda}{2}\,\underbrace{\frac{1}{m(m-1)} \sum_{j \ne j'} \rho(\hat x_j, \hat x_{j'})}_{
+          \text{interaction}} - \underbrace{\frac1m \sum_j \rho(x_0, \hat x_j)}_{\text{confinement}},
+
+unbiasedly, since the interaction leaves out j = j'. Confinement pulls the draws to the data, interaction pushes them
+apart. lambda = 1 is strictly proper for the characteristic kernels; lambda = 0 with beta = 2 is squared error.
+
+The discrepancy of two distributions is :math:`D_\rho(p, q) = E_{pq}\rho - \frac12 E_{pp}\rho - \frac12 E_{qq}\rho`,
+half of the usual MMD squared for rho = -k, and half of the energy distance for the energy kernel.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ._check import require, require_between, require_count
+from .kernel import Kernel, distance
+
+__all__ = ["confinement", "discrepancy", "interaction", "kernel_score", "score_loss"]
+
+
+def confinement(kernel: Kernel, draws: Tensor, x0: Tensor) -> Tensor:
+    """Mean of rho(x0, draw) over the population: draws (n, m, *event), x0 (n, *event) to (n,)."""
+    require(
+        draws.ndim == x0.ndim + 1 and draws.shape[:1] + draws.shape[2:] == x0.shape,
+        "draws",
+        tuple(draws.shape),
+        f"of shape (n, m, *event) for x0 of shape {tuple(x0.shape)}",
+    )
+    return kernel.rho(distance(_events(draws), _events(x0[:, None]))).mean((1, 2))
+
+
+def interaction(kernel: Kernel, draws: Tensor) -> Tensor:
+    """Mean of rho over ordered pairs of different draws: draws (n, m, *event) to (n,). Needs m >= 2."""
+    require(draws.ndim >= 2, "draws", tuple(draws.shape), "of shape (n, m, *event)")
+    m = draws.shape[1]
+    require(m >= 2, "m", m, "at least 2 draws for an interaction")
+    flat = _events(draws)
+    row, column = torch.triu_indices(m, m, offset=1, device=draws.device)
+    return kernel.rho(distance(flat, flat)[:, row, column]).mean(1)
+
+
+def kernel_score(kernel: Kernel, draws: Tensor, x0: Tensor, lam: float = 1.0) -> Tensor:
+    """The generalized kernel score, (n,), larger for better draws."""
+    return -score_loss(kernel, draws, x0, lam)
+
+
+def score_loss(kernel: Kernel, draws: Tensor, x0: Tensor, lam: float = 1.0) -> Tensor:
+    """The negative generalized kernel score of draws (n, m, *event) against x0 (n, *event), of shape (n,)."""
+    require_population(lam, draws.shape[1] if draws.ndim > 1 else 0)
+    loss = confinement(kernel, draws, x0)
+    return loss - lam / 2 * interaction(kernel, draws) if lam > 0 else loss
+
+
+def require_population(lam: float, m: int) -> None:
+    """lambda in [0, 1], and at least two draws where there is an interaction."""
+    require_between("lam", lam, 0, 1)
+    require(m >= (2 if lam > 0 else 1), "m", m, "at least 2 when lam > 0, since the interaction compares two draws")
+
+
+def discrepancy(kernel: Kernel, x: Tensor, y: Tensor, unbiased: bool = True, block: int = 1024) -> Tensor:
+    """D_rho of the distributions behind two sample sets x (p, *event) and y (q, *event): a scalar, in float64.
+
+    The unbiased estimate leaves each point's pair with itself out and can fall below 0; the biased one keeps them.
+    Pairs are visited in blocks of at most `block` x `block`, so that memory does not grow with the sets (as long as no
+    gradient is asked for).
+    """
+    require_count("block", block)
+    require(x.shape[1:] == y.shape[1:] and x.ndim >= 1, "y", tuple(y.shape), f"events like those of x {tuple(x.shape)}")
+    for name, value in (("x", x), ("y", y)):
+        require(len(value) >= (2 if unbiased else 1), name, tuple(value.shape), "two points or more, as it is unbiased")
+    x, y = _points(x), _points(y)
+    between = sum(_total(kernel, a, b) for a in x.split(block) for b in y.split(block)) / (len(x) * len(y))
+    return between - (_within(kernel, x, unbiased, block) + _within(kernel, y, unbiased, block)) / 2
+
+
+def _within(kernel: Kernel, x: Tensor, unbiased: bool, block: int) -> Tensor:
+    """Mean of rho over pairs of one set; blocks below the diagonal are those above it."""
+    parts = x.split(block)
+    total = torch.zeros((), dtype=_wide(x), device=x.device)
+    own = len(x) * kernel.rho(total)
+    for i, a in enumerate(parts):
+        total = total + _total(kernel, a, a) + 2 * sum(_total(kernel, a, b) for b in parts[i + 1 :])
+    return (total - own) / (len(x) * (len(x) - 1)) if unbiased else total / len(x) ** 2
+
+
+def _total(kernel: Kernel, x: Tensor, y: Tensor) -> Tensor:
+    return kernel.rho(distance(x, y)).sum(dtype=_wide(x))
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.float32 if x.device.type == "mps" else torch.float64
+
+
+def _events(draws: Tensor) -> Tensor:
+    """(n, m, *event) to (n, m, d)."""
+    return draws.flatten(2) if draws.ndim > 2 else draws.unsqueeze(-1)
+
+
+def _points(x: Tensor) -> Tensor:
+    """(p, *event) to (p, d)."""
+    return x.flatten(1) if x.ndim > 1 else x.unsqueeze(-1)

@@ -1,0 +1,108 @@
+"""The folder of a run: what was asked, what happened, and the weights.
+
+    config.json                every setting
+    metrics.jsonl              a line each `log_every` steps
+    weights.safetensors        averaged weights, the ones to sample from
+    checkpoint.safetensors     all that is needed to go on: weights, their average, optimizer, random state, step
+
+Weights are written aside and renamed, so that a run that is killed leaves the last whole file behind.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from .._check import require
+from ..denoiser import Denoiser
+from ..recipe.config import RunConfig, from_dict
+from .build import build_denoiser, pick_device
+
+__all__ = ["RunFolder", "load_denoiser", "make_folder"]
+
+
+def make_folder(path: Path) -> Path:
+    """Create a folder that can be written to, or say why not."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / ".write-test"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(f"out must be a folder that can be written to, got {str(path)!r} ({error.strerror})") from None
+    return path
+
+
+class RunFolder:
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.json"
+        self.metrics = self.path / "metrics.jsonl"
+        self.weights = self.path / "weights.safetensors"
+        self.checkpoint = self.path / "checkpoint.safetensors"
+
+    def create(self, config: RunConfig, *, overwrite: bool = False) -> None:
+        """Start afresh; an earlier run is in the way unless it may be overwritten."""
+        taken = self.config.exists() and not overwrite
+        require(not taken, "out", str(self.path), "a new folder, or one to --resume or --overwrite")
+        make_folder(self.path)
+        for old in (self.metrics, self.weights, self.checkpoint):
+            old.unlink(missing_ok=True)
+        self.config.write_text(json.dumps(dataclasses.asdict(config), indent=2) + "\n")
+
+    def read_config(self) -> RunConfig:
+        require(self.config.is_file(), "run", str(self.path), "a run folder with a config.json")
+        try:
+            values = json.loads(self.config.read_text())
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"{self.config} must be JSON, got {error}") from None
+        return from_dict(RunConfig, values)
+
+    def log(self, values: dict[str, Any]) -> None:
+        with self.metrics.open("a") as file:
+            file.write(json.dumps(values) + "\n")
+
+    def trim_metrics(self, step: int) -> None:
+        """Forget what was logged after a checkpoint that training goes on from."""
+        if self.metrics.exists():
+            lines = [line for line in self.metrics.read_text().splitlines() if json.loads(line)["step"] <= step]
+            self.metrics.write_text("".join(line + "\n" for line in lines))
+
+    def save(self, file: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+        aside = file.with_suffix(".partial")
+        save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, aside, metadata)
+        os.replace(aside, file)
+
+    def load(self, file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+        require(file.is_file(), "run", str(self.path), f"a run folder with {file.name}; has it been trained?")
+        try:
+            with safe_open(file, framework="pt") as reader:
+                metadata = reader.metadata() or {}
+            return load_file(file), metadata
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{file} must be a whole safetensors file, got a corrupt one ({error})") from None
+
+
+def load_weights(module: nn.Module, tensors: dict[str, Tensor], source: Path) -> None:
+    """Put tensors into a module, naming whatever does not fit."""
+    want = {key: tuple(value.shape) for key, value in module.state_dict().items()}
+    have = {key: tuple(value.shape) for key, value in tensors.items()}
+    wrong = sorted(key for key in want.keys() | have.keys() if want.get(key) != have.get(key))
+    require(not wrong, f"tensors of {source}", ", ".join(wrong[:3]), "those of the network in config.json")
+    module.load_state_dict(tensors)
+
+
+def load_denoiser(path: str | Path, device: str = "auto") -> tuple[Denoiser, RunConfig]:
+    """The trained model of a run folder, ready to draw, and the configuration it was trained with."""
+    folder = RunFolder(path)
+    config = folder.read_config()
+    denoiser = build_denoiser(config.network)
+    load_weights(denoiser, folder.load(folder.weights)[0], folder.weights)
+    return denoiser.to(pick_device(device)).eval().requires_grad_(False), config
