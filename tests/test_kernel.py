@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -146,9 +147,8 @@ def test_kernels_compare_by_their_parameters():
     ],
 )
 def test_bad_arguments_are_named(call, says):
-    with pytest.raises(ValueError, match=".*") as error:
+    with pytest.raises(ValueError, match=re.escape(says)):
         call()
-    assert says in str(error.value)
 
 
 def test_discrepancy_of_a_scaled_kernel_is_the_plain_one_over_beta(generator):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -103,7 +104,11 @@ def test_score_is_proper(kernel):
     """No other forecast beats the true distribution in expectation; a wrong spread or mean loses clearly."""
     x0 = normal(20000, 1)
     true = float(score_loss(kernel, normal(20000, 2, 1, seed=1), x0).mean())
-    for forecast in (normal(20000, 2, 1, seed=2) * 0.5, normal(20000, 2, 1, seed=3) * 2, normal(20000, 2, 1, seed=4) + 1):
+    for forecast in (
+        normal(20000, 2, 1, seed=2) * 0.5,
+        normal(20000, 2, 1, seed=3) * 2,
+        normal(20000, 2, 1, seed=4) + 1,
+    ):
         assert float(score_loss(kernel, forecast, x0).mean()) > true + 0.005
 
 
@@ -119,11 +124,26 @@ def test_single_precision_loss_is_single_precision():
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: score_loss(Energy(1), torch.zeros(2, 1, 3), torch.zeros(2, 3), lam=0.5), "m must be at least 2 when lam > 0"),
-        (lambda: score_loss(Energy(1), torch.zeros(2, 2, 3), torch.zeros(2, 3), lam=1.5), "lam must be in [0, 1], got 1.5"),
-        (lambda: score_loss(Energy(1), torch.zeros(2, 2, 3), torch.zeros(2, 3), lam=-1), "lam must be in [0, 1], got -1"),
-        (lambda: score_loss(Energy(1), torch.zeros(2, 2, 3), torch.zeros(2, 4)), "draws must be of shape (n, m, *event)"),
-        (lambda: score_loss(Energy(1), torch.zeros(3, 2, 3), torch.zeros(2, 3)), "draws must be of shape (n, m, *event)"),
+        (
+            lambda: score_loss(Energy(1), torch.zeros(2, 1, 3), torch.zeros(2, 3), lam=0.5),
+            "m must be at least 2 when lam > 0",
+        ),
+        (
+            lambda: score_loss(Energy(1), torch.zeros(2, 2, 3), torch.zeros(2, 3), lam=1.5),
+            "lam must be in [0, 1], got 1.5",
+        ),
+        (
+            lambda: score_loss(Energy(1), torch.zeros(2, 2, 3), torch.zeros(2, 3), lam=-1),
+            "lam must be in [0, 1], got -1",
+        ),
+        (
+            lambda: score_loss(Energy(1), torch.zeros(2, 2, 3), torch.zeros(2, 4)),
+            "draws must be of shape (n, m, *event)",
+        ),
+        (
+            lambda: score_loss(Energy(1), torch.zeros(3, 2, 3), torch.zeros(2, 3)),
+            "draws must be of shape (n, m, *event)",
+        ),
         (lambda: interaction(Energy(1), torch.zeros(2, 1, 3)), "m must be at least 2 draws"),
         (lambda: discrepancy(Energy(1), torch.zeros(1, 2), torch.zeros(3, 2)), "x must be two points or more"),
         (lambda: discrepancy(Energy(1), torch.zeros(3, 2), torch.zeros(3, 4)), "y must be events like those of x"),
@@ -131,9 +151,8 @@ def test_single_precision_loss_is_single_precision():
     ],
 )
 def test_bad_arguments_are_named(call, says):
-    with pytest.raises(ValueError, match=".*") as error:
+    with pytest.raises(ValueError, match=re.escape(says)):
         call()
-    assert says in str(error.value)
 
 
 @each_kernel
@@ -177,7 +196,9 @@ def test_energy_discrepancy_is_half_of_scipys_squared_cramer_distance_in_one_dim
 
 
 def test_unbiased_discrepancy_of_equal_distributions_scatters_around_zero():
-    values = [float(discrepancy(RBF(1), normal(100, 2, seed=2 * k), normal(100, 2, seed=2 * k + 1))) for k in range(200)]
+    values = [
+        float(discrepancy(RBF(1), normal(100, 2, seed=2 * k), normal(100, 2, seed=2 * k + 1))) for k in range(200)
+    ]
     assert abs(np.mean(values)) < 4 * np.std(values) / math.sqrt(200)
     assert min(values) < 0 < max(values)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -163,6 +164,5 @@ def test_neighbouring_float32_times_give_no_nan(schedule):
     ],
 )
 def test_bad_arguments_are_named(arguments, says):
-    with pytest.raises(ValueError, match=".*") as error:
+    with pytest.raises(ValueError, match=re.escape(says)):
         transition(FlowMatching(), *arguments)
-    assert says in str(error.value)

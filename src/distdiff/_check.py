@@ -30,6 +30,11 @@ def require_between(name: str, value: float, low: float, high: float, *, open_lo
     require(inside, name, value, f"in {'(' if open_low else '['}{low:g}, {high:g}]")
 
 
+def require_seed(value: int) -> None:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    require(whole and 0 <= value < 2**63, "seed", value, "a whole number in [0, 2**63)")
+
+
 def is_number(value: Any) -> bool:
     """A finite real number; booleans and strings are not numbers."""
     if isinstance(value, (bool, str)):

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._check import require
+from ._check import require, require_seed
 
 __all__ = ["SampleGenerator", "rand", "randn"]
 
@@ -32,8 +32,8 @@ class SampleGenerator(torch.Generator):
 
     def __init__(self, seeds: Sequence[int] | Tensor, device: torch.device | str = "cpu") -> None:
         values = seeds.tolist() if isinstance(seeds, Tensor) else list(seeds)
-        bad = next((s for s in values if not isinstance(s, int) or not 0 <= s < 2**63), None)
-        require(bad is None, "seed", bad, "a whole number in [0, 2**63)")
+        for value in values:
+            require_seed(value)
         self.seeds = torch.tensor(values, dtype=torch.int64, device=device)
         self.calls = 0
         self.manual_seed(values[0] if values else 0)

@@ -64,7 +64,7 @@ def run(scale: str, out: Path) -> None:
         right.set_title(f"N(0, {study.std**2:g}), λ={study.lam:g}, β={study.beta:g}")
         handles, labels = right.get_legend_handles_labels()
         keep = [0, len(paths) - 1, len(paths), len(paths) + 1]
-        right.legend([handles[i] for i in keep], [labels[i] for i in keep], loc="upper left")
+        right.legend([handles[i] for i in keep], [labels[i] for i in keep], loc="center left")
         caption = "Left: f(λ, β). Right: variance along the sampler, blue to red for more steps; crosses are samples."
         record.figure(figure, "gaussian", caption)
 

@@ -89,7 +89,7 @@ def _clouds(record: Record, models: dict[str, Denoiser], points: int = 1024) -> 
                     arrays[f"{row}/{t}/{name}"] = x.numpy()
                     size = 9 if name == "exact" else 2.5
                     axes.scatter(x[:, 0], x[:, 1], s=size, lw=0, alpha=0.55, color=COLORS[name], rasterized=True)
-                axes.plot(*x0[0], "+", color="#e07b00", ms=11, mew=2.2)
+                axes.plot(*x0[0], "+", color="#7a1fa2", ms=11, mew=2.2)
                 axes.plot(*xt[0], "x", color="black", ms=8, mew=2)
                 axes.set(xlim=(-5.5, 5.5), ylim=(-1.5, 6.5))
                 if row == 0:
@@ -97,7 +97,7 @@ def _clouds(record: Record, models: dict[str, Denoiser], points: int = 1024) -> 
         from matplotlib.lines import Line2D
 
         dots = [("o", COLORS[name], LABELS[name]) for name in ("exact", "distributional", "twin")]
-        crosses = [("+", "#e07b00", "clean point x₀"), ("x", "black", "noisy point x_t, all the model sees")]
+        crosses = [("+", "#7a1fa2", "clean point x₀"), ("x", "black", "noisy point x_t, all the model sees")]
         marks = [
             Line2D([], [], ls="", marker=marker, color=color, mew=2 if marker in "+x" else 0, ms=7, label=label)
             for marker, color, label in dots + crosses

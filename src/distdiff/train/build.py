@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._check import require, require_between, require_choice, require_count, require_positive
+from .._check import require, require_between, require_choice, require_count, require_positive, require_seed
 from ..data.toy import TOYS
 from ..denoiser import Denoiser
 from ..kernel import RBF, Energy, Exponential, InverseMultiquadric, Kernel, median_distance
@@ -24,13 +24,15 @@ def check(config: RunConfig) -> None:
     """Raise the first thing wrong with a configuration."""
     for name in ("steps", "batch_size", "log_every", "save_every"):
         require_count(name, getattr(config, name))
-    require(0 <= config.seed < 2**63, "seed", config.seed, "a whole number in [0, 2**63)")
+    require_seed(config.seed)
+    require_seed(config.data.seed)
     pick_device(config.device)
     _check_optim(config.optim)
     require_choice("data.name", config.data.name, TOYS)
     require_count("data.points", config.data.points, least=2)
-    build_denoiser(config.network)
-    build_loss(config.loss, torch.randn(2, 2))
+    build_loss(config.loss, torch.eye(2))
+    with torch.random.fork_rng(devices=[]):
+        build_denoiser(config.network)
     _check_fit(config.network, config.loss, config.batch_size)
 
 
@@ -45,9 +47,7 @@ def _check_optim(optim: OptimConfig) -> None:
 
 def _check_fit(network: NetworkConfig, loss: LossConfig, batch_size: int) -> None:
     if loss.kind == "regression":
-        require(
-            network.noise_dim == 0, "network.noise_dim", network.noise_dim, "0 for a regression, which takes no noise"
-        )
+        require(network.noise_dim == 0, "network.noise_dim", network.noise_dim, "0 for a regression")
     elif loss.lam > 0:
         require_count("network.noise_dim", network.noise_dim)
     if loss.kind in ("joint", "marginal"):

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,15 @@ def learning_rate(optim: OptimConfig, step: int, steps: int) -> float:
     if optim.decay == "cosine":
         rate *= (1 + math.cos(math.pi * step / steps)) / 2
     return rate
+
+
+def _averaging(decay: float) -> Callable[..., None]:
+    """Exponential averaging that begins as a plain mean, so that short runs are not ruled by their initial weights."""
+
+    def update(averaged: Any, current: Any, count: Tensor) -> None:
+        get_ema_multi_avg_fn(min(decay, (1 + int(count)) / (10 + int(count))))(averaged, current, count)
+
+    return update
 
 
 def train(
@@ -88,7 +97,7 @@ class _State:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             self.denoiser = build_denoiser(config.network).to(self.device)
-        self.ema = AveragedModel(self.denoiser, multi_avg_fn=get_ema_multi_avg_fn(config.optim.ema))
+        self.ema = AveragedModel(self.denoiser, multi_avg_fn=_averaging(config.optim.ema))
         optim = config.optim
         self.optimizer = torch.optim.Adam(
             self.denoiser.parameters(), lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=self.device.type != "mps"

@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from distdiff import (
+    RBF,
+    ConditionalLoss,
+    Cosine,
+    Denoiser,
+    Energy,
+    FlowMatching,
+    GaussianPosterior,
+    JointLoss,
+    MarginalLoss,
+    NoWeighting,
+    RegressionLoss,
+    Sigmoid,
+    interaction,
+    score_loss,
+)
+
+
+class Recorder:
+    """Hands everything to a posterior and keeps the arguments and the draws."""
+
+    safety = 0.01
+
+    def __init__(self, posterior):
+        self.posterior, self.schedule = posterior, posterior.schedule
+
+    def draw(self, xt, t, m=1, cond=None, generator=None):
+        self.xt, self.t, self.m, self.cond = xt, t, m, cond
+        self.draws = self.posterior.draw(xt, t, m, cond, generator)
+        return self.draws
+
+
+def data(n: int, dim: int = 2, seed: int = 5) -> torch.Tensor:
+    return torch.randn(n, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("bias", [-2.0, 0.0, 1.0])
+def test_sigmoid_weighting_is_its_formula(bias):
+    t = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
+    snr = ((1 - t) / t) ** 2
+    torch.testing.assert_close(Sigmoid(bias)(FlowMatching(), t), snr / (snr + math.exp(bias)))
+
+
+def test_conditional_loss_is_the_weighted_score_of_the_draws(generator):
+    denoiser, x0 = Recorder(GaussianPosterior(0.0, 1.0)), data(7)
+    loss = ConditionalLoss(kernel=RBF(1.5), lam=0.4, m=5, weighting=Sigmoid(1.0))
+    values = loss(denoiser, x0, cond="c", generator=generator)
+    assert values.shape == (7,)
+    assert denoiser.cond == "c"
+    expected = Sigmoid(1.0)(FlowMatching(), denoiser.t) * score_loss(RBF(1.5), denoiser.draws, x0, lam=0.4)
+    torch.testing.assert_close(values, expected)
+
+
+def test_times_are_uniform_on_the_safe_interval(generator):
+    denoiser = Recorder(GaussianPosterior(0.0, 1.0))
+    denoiser.safety = 0.2
+    ConditionalLoss(m=2)(denoiser, data(20000), generator=generator)
+    assert 0.2 <= float(denoiser.t.min()) < 0.201
+    assert 0.799 < float(denoiser.t.max()) <= 0.8
+    assert abs(float(denoiser.t.mean()) - 0.5) < 0.01
+
+
+def test_noisy_points_have_the_schedules_mean_and_variance(generator):
+    schedule = Cosine()
+    denoiser = Recorder(GaussianPosterior(0.0, 1.0, schedule=schedule))
+    x0 = torch.full((40000, 1), 2.0, dtype=torch.float64)
+    ConditionalLoss(m=2)(denoiser, x0, generator=generator, t=torch.full((40000,), 0.3, dtype=torch.float64))
+    alpha, sigma = (float(v) for v in schedule(0.3))
+    assert math.isclose(float(denoiser.xt.mean()), 2 * alpha, rel_tol=0.01)
+    assert math.isclose(float(denoiser.xt.std()), sigma, rel_tol=0.02)
+
+
+def test_same_generator_same_loss():
+    denoiser = GaussianPosterior(0.0, 1.0)
+    a, b = (ConditionalLoss(m=3)(denoiser, data(4), generator=torch.Generator().manual_seed(3)) for _ in range(2))
+    assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("prediction", ["x0", "velocity", "noise"])
+def test_regression_is_squared_error_in_the_space_of_the_prediction(prediction):
+    class Constant(nn.Module):
+        def forward(self, xt, t, xi=None, cond=None):
+            return torch.full_like(xt, 0.5)[:, None]
+
+    x0, t = data(6), torch.linspace(0.1, 0.9, 6, dtype=torch.float64)
+    denoiser = Denoiser(Constant(), prediction=prediction)
+    loss = RegressionLoss(weighting=NoWeighting())(denoiser, x0, generator=torch.Generator().manual_seed(2), t=t)
+    z = torch.randn(6, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    target = {"x0": x0, "velocity": x0 - z, "noise": z}[prediction]
+    torch.testing.assert_close(loss.double(), (target - 0.5).square().sum(1), rtol=1e-6, atol=1e-6)
+
+
+def test_classical_diffusion_is_the_limit_beta_two_lambda_zero(generator):
+    """With one network without noise, the conditional loss at beta = 2, lambda = 0 is the x0-regression."""
+
+    class Shrink(nn.Module):
+        def forward(self, xt, t, xi=None, cond=None):
+            return 0.3 * xt[:, None]
+
+    x0, t = data(9), torch.rand(9, dtype=torch.float64, generator=generator)
+    denoiser = Denoiser(Shrink())
+    a = ConditionalLoss(kernel=Energy(2), lam=0, m=1)(denoiser, x0, generator=torch.Generator().manual_seed(1), t=t)
+    b = RegressionLoss()(denoiser, x0, generator=torch.Generator().manual_seed(1), t=t)
+    torch.testing.assert_close(a, b.double(), rtol=1e-6, atol=1e-7)
+
+
+def test_velocity_regression_in_x0_space_is_sigma_squared_times_that_in_velocity_space():
+    class Zero(nn.Module):
+        def forward(self, xt, t, xi=None, cond=None):
+            return torch.zeros_like(xt)[:, None]
+
+    denoiser, x0, t = Denoiser(Zero(), prediction="velocity"), data(5), torch.linspace(0.1, 0.9, 5).double()
+    a, b = (
+        RegressionLoss(space=space)(denoiser, x0, generator=torch.Generator().manual_seed(1), t=t)
+        for space in ("x0", "prediction")
+    )
+    torch.testing.assert_close(a, (t**2).float() * b, rtol=1e-5, atol=1e-6)
+
+
+class Prior:
+    """A wrong coupling with the right marginal: draws from the data distribution whatever the noisy point."""
+
+    schedule = FlowMatching()
+
+    def draw(self, xt, t, m=1, cond=None, generator=None):
+        return torch.randn(len(xt), m, xt.shape[-1], dtype=xt.dtype, generator=generator)
+
+
+def expected_loss(loss, denoiser, n: int = 64000) -> tuple[float, float]:
+    """Mean and standard error over groups of 8."""
+    t = torch.full((n // 8,), 0.2, dtype=torch.float64)
+    values = loss(denoiser, data(n, dim=1, seed=11), generator=torch.Generator().manual_seed(3), t=t)
+    groups = values.reshape(-1, 8).mean(1)
+    return float(groups.mean()), float(groups.std()) / math.sqrt(len(groups))
+
+
+def test_joint_loss_tells_the_posterior_from_a_wrong_coupling_and_the_marginal_loss_does_not():
+    true, wrong = GaussianPosterior(0.0, 1.0), Prior()
+    for loss, sees in [(JointLoss(m=8), True), (MarginalLoss(m=8), False), (JointLoss(m=8, additive=True), False)]:
+        (a, error_a), (b, error_b) = expected_loss(loss, true), expected_loss(loss, wrong)
+        error = math.hypot(error_a, error_b)
+        assert (b - a > 8 * error) if sees else (abs(b - a) < 4 * error), (loss, a, b, error)
+
+
+def test_additive_joint_loss_is_the_marginal_loss_plus_a_term_free_of_the_model():
+    x0, t = data(32), torch.rand(4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def gap(factor: float) -> torch.Tensor:
+        denoiser = GaussianPosterior(0.0, 1.0, factor=factor)
+        joint, marginal = (
+            loss(denoiser, x0, generator=torch.Generator().manual_seed(9), t=t)
+            for loss in (JointLoss(m=8, additive=True), MarginalLoss(m=8))
+        )
+        return joint - marginal
+
+    torch.testing.assert_close(gap(0.2), gap(3.0))
+
+
+@pytest.mark.parametrize("loss", [JointLoss(m=8), MarginalLoss(m=8), ConditionalLoss(m=8)], ids=repr)
+def test_the_true_posterior_beats_a_narrow_and_a_wide_one(loss):
+    x0 = data(64000, dim=1, seed=11)
+
+    def value(factor: float) -> float:
+        denoiser = GaussianPosterior(0.0, 1.0, factor=factor)
+        count = len(x0) if isinstance(loss, ConditionalLoss) else len(x0) // 8
+        t = torch.full((count,), 0.6, dtype=torch.float64)
+        return float(loss(denoiser, x0, generator=torch.Generator().manual_seed(3), t=t).mean())
+
+    assert value(1.0) < value(0.1) - 1e-3
+    assert value(1.0) < value(4.0) - 1e-3
+
+
+def test_group_losses_average_over_pairs_of_different_points():
+    denoiser, x0 = Recorder(GaussianPosterior(0.0, 1.0)), data(3)
+    values = MarginalLoss(m=3, lam=0.5)(denoiser, x0, generator=torch.Generator().manual_seed(0))
+    y = denoiser.draws[:, 0]
+    cross = torch.cdist(x0, y)
+    expected = (cross.sum() - cross.trace()) / 6 - 0.25 * float(interaction(Energy(1), y[None]))
+    torch.testing.assert_close(values.mean(), expected)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: ConditionalLoss(lam=0.5, m=1), "m must be at least 2 when lam > 0"),
+        (lambda: ConditionalLoss(lam=2.0), "lam must be in [0, 1], got 2.0"),
+        (lambda: ConditionalLoss(m=0, lam=0), "m must be a whole number of at least 1, got 0"),
+        (lambda: JointLoss(m=1, lam=0), "m must be a whole number of at least 2, got 1"),
+        (lambda: JointLoss(m=4)(GaussianPosterior(), data(6)), "batch size must be a multiple of m = 4, got 6"),
+        (lambda: ConditionalLoss()(GaussianPosterior(), data(6), t=torch.ones(2)), "t must be of shape (6,), got (2,)"),
+        (lambda: RegressionLoss(space="noise"), "space must be one of prediction, x0, got 'noise'"),
+        (
+            lambda: RegressionLoss()(Denoiser(nn.Identity(), noise_shape=(2,)), data(2)),
+            "noise_shape must be None for a regression, got (2,)",
+        ),
+    ],
+)
+def test_bad_arguments_are_named(call, says):
+    with pytest.raises(ValueError, match=re.escape(says)):
+        call()

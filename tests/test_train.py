@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from distdiff import RBF, discrepancy, sample
+from distdiff.data.toy import Checkerboard, Mixture2D
+from distdiff.recipe import RECIPES, SCALES, STUDIES, RunConfig, from_dict
+from distdiff.recipe.config import OptimConfig
+from distdiff.train import RunFolder, load_denoiser, train
+from distdiff.train.loop import learning_rate
+
+SMOKE = RECIPES["mixture2d"]["smoke"]
+
+
+def finish(run) -> list:
+    return list(run)
+
+
+def test_a_run_leaves_config_metrics_and_weights_that_load(tmp_path):
+    finish(train(SMOKE, tmp_path / "run"))
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
+        "checkpoint.safetensors",
+        "config.json",
+        "metrics.jsonl",
+        "weights.safetensors",
+    ]
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [10, 20]
+    assert all(math.isfinite(line["loss"]) for line in lines)
+    denoiser, config = load_denoiser(tmp_path / "run", "cpu")
+    assert config == SMOKE
+    assert not denoiser.training
+    assert sample(denoiser, (5, 2), steps=2).shape == (5, 2)
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_does_not(tmp_path):
+    for name, config in {"a": SMOKE, "b": SMOKE, "c": replace(SMOKE, seed=1)}.items():
+        finish(train(config, tmp_path / name))
+    a, b, c = (load_file(tmp_path / name / "weights.safetensors") for name in "abc")
+    assert all(torch.equal(a[key], b[key]) for key in a)
+    assert not all(torch.equal(a[key], c[key]) for key in a)
+
+
+@pytest.mark.parametrize("stop", [1, 7, 13])
+def test_an_interrupted_run_resumes_bit_for_bit(tmp_path, stop):
+    finish(train(SMOKE, tmp_path / "whole"))
+    run = train(SMOKE, tmp_path / "broken")
+    for progress in itertools.islice(run, stop):
+        assert progress.steps == 20
+    run.close()  # what Ctrl-C or an exception in the caller does
+    steps = [progress.step for progress in train(SMOKE, tmp_path / "broken", resume=True)]
+    assert steps[0] == stop + 1
+    for file in ("weights", "checkpoint"):
+        whole, broken = (load_file(tmp_path / name / f"{file}.safetensors") for name in ("whole", "broken"))
+        assert whole.keys() == broken.keys()
+        assert all(torch.equal(whole[key], broken[key]) for key in whole)
+    lines = (tmp_path / "broken/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [10, 20]
+
+
+def test_a_finished_run_can_be_made_longer(tmp_path):
+    finish(train(SMOKE, tmp_path / "run"))
+    assert [p.step for p in train(replace(SMOKE, steps=23), tmp_path / "run", resume=True)] == [21, 22, 23]
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_weights(tmp_path):
+    run = train(replace(SMOKE, optim=replace(SMOKE.optim, lr=1e30, warmup=0)), tmp_path / "run")
+    with pytest.raises(FloatingPointError, match=r"step \d+: loss"):
+        finish(run)
+    weights = load_file(tmp_path / "run/checkpoint.safetensors")
+    assert weights
+
+
+def test_training_without_a_folder_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    finish(train(SMOKE))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_earlier_run_is_not_overwritten_unasked(tmp_path):
+    finish(train(SMOKE, tmp_path / "run"))
+    with pytest.raises(ValueError, match="out must be a new folder"):
+        train(SMOKE, tmp_path / "run")
+    finish(train(replace(SMOKE, steps=3), tmp_path / "run", overwrite=True))
+    assert load_denoiser(tmp_path / "run", "cpu")[1].steps == 3
+
+
+def test_a_resumed_run_must_be_the_same_run(tmp_path):
+    finish(train(SMOKE, tmp_path / "run"))
+    with pytest.raises(ValueError, match="settings must be those of the run"):
+        train(replace(SMOKE, batch_size=64), tmp_path / "run", resume=True)
+
+
+def test_training_does_not_disturb_the_global_random_state():
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    finish(train(replace(SMOKE, steps=2)))
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_short_training_beats_an_untrained_model():
+    config = replace(
+        RECIPES["mixture2d"]["small"],
+        steps=250,
+        batch_size=64,
+        data=replace(SMOKE.data, points=4096),
+        loss=replace(RECIPES["mixture2d"]["small"].loss, m=8),
+    )
+    *_, last = train(config)
+    real = Mixture2D().sample(1024, torch.Generator().manual_seed(9))
+    trained = float(discrepancy(RBF(1), sample(last.denoiser, (1024, 2), steps=4), real))
+    *_, first = train(replace(config, steps=1))
+    untrained = float(discrepancy(RBF(1), sample(first.denoiser, (1024, 2), steps=4), real))
+    assert trained < untrained / 4
+
+
+def test_learning_rate_warms_up_and_decays():
+    optim = OptimConfig(lr=2.0, warmup=10, decay="cosine")
+    rates = [learning_rate(optim, step, 100) for step in range(100)]
+    assert 0 < rates[0] < 0.1
+    assert rates[:10] == sorted(rates[:10])
+    assert math.isclose(rates[50], 1.0)
+    assert rates[-1] < 0.001
+    assert learning_rate(replace(optim, decay="constant"), 99, 100) == 2.0
+    assert learning_rate(replace(optim, warmup=0, decay="constant"), 0, 100) == 2.0
+
+
+class TestFolder:
+    @pytest.fixture
+    def run(self, tmp_path):
+        finish(train(replace(SMOKE, steps=1), tmp_path / "run"))
+        return tmp_path / "run"
+
+    def refuse(self, run, says):
+        with pytest.raises(ValueError, match=re.escape(says)):
+            load_denoiser(run, "cpu")
+
+    def test_missing_folder(self, tmp_path):
+        self.refuse(tmp_path / "nowhere", "run must be a run folder with a config.json, got")
+
+    def test_cut_off_weights(self, run):
+        file = run / "weights.safetensors"
+        file.write_bytes(file.read_bytes()[:-100])
+        self.refuse(run, "must be a whole safetensors file, got a corrupt one")
+
+    def test_garbage_weights(self, run):
+        (run / "weights.safetensors").write_bytes(b"not weights at all")
+        self.refuse(run, "must be a whole safetensors file, got a corrupt one")
+
+    def test_empty_weights(self, run):
+        (run / "weights.safetensors").write_bytes(b"")
+        self.refuse(run, "must be a whole safetensors file, got a corrupt one")
+
+    def test_missing_weights(self, run):
+        (run / "weights.safetensors").unlink()
+        self.refuse(run, "has it been trained?")
+
+    def test_weights_of_another_network(self, run):
+        config = json.loads((run / "config.json").read_text())
+        config["network"]["width"] = 32
+        (run / "config.json").write_text(json.dumps(config))
+        self.refuse(run, "must be those of the network in config.json, got")
+
+    def test_broken_config(self, run):
+        (run / "config.json").write_text("{")
+        self.refuse(run, "config.json must be JSON")
+
+    def test_config_with_an_unknown_setting(self, run):
+        config = json.loads((run / "config.json").read_text())
+        config["loss"]["gama"] = 1
+        (run / "config.json").write_text(json.dumps(config))
+        self.refuse(run, "config.loss must be made of")
+
+    def test_config_with_a_setting_of_the_wrong_type(self, run):
+        config = json.loads((run / "config.json").read_text())
+        config["loss"]["m"] = "many"
+        (run / "config.json").write_text(json.dumps(config))
+        self.refuse(run, "config.loss.m must be of type int, got 'many'")
+
+    def test_a_file_in_the_way(self, tmp_path):
+        (tmp_path / "file").write_text("")
+        with pytest.raises(ValueError, match="out must be a folder that can be written to"):
+            train(SMOKE, tmp_path / "file" / "run")
+
+    def test_resuming_without_a_checkpoint(self, run):
+        (run / "checkpoint.safetensors").unlink()
+        with pytest.raises(ValueError, match="has it been trained"):
+            finish(train(replace(SMOKE, steps=1), run, resume=True))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_recipe_survives_json_and_is_valid(name, scale):
+    from dataclasses import asdict
+
+    from distdiff.train.build import check
+
+    config = RECIPES[name][scale]
+    check(config)
+    assert from_dict(RunConfig, json.loads(json.dumps(asdict(config)))) == config
+
+
+def test_the_paper_scale_holds_the_papers_numbers():
+    config = RECIPES["checkerboard"]["paper"]
+    assert (config.steps, config.batch_size, config.data.points) == (100_000, 128, 102_400)
+    assert (config.loss.beta, config.loss.lam, config.loss.m, config.loss.weighting) == (0.1, 1.0, 32, "sigmoid")
+    assert (config.network.width, config.network.depth, config.network.time_width) == (64, 4, 2048)
+    assert config.network.safety == 1e-2
+    assert config.optim == OptimConfig(1e-3, (0.9, 0.999), 1e-8, 100, "constant", 1.0, 0.99)
+    assert STUDIES["checkerboard"]["paper"].steps == (5, 10, 50, 100, 1000)
+    assert STUDIES["checkerboard"]["paper"].points == 4096
+    diffusion = RECIPES["checkerboard-diffusion"]["paper"]
+    assert (diffusion.network.prediction, diffusion.network.noise_dim, diffusion.loss.kind) == (
+        "velocity",
+        0,
+        "regression",
+    )
+
+
+def test_the_mixture_is_the_papers(generator):
+    x = Mixture2D().sample(20000, generator)
+    left, right = x[x[:, 0] < 0], x[x[:, 0] > 0]
+    assert abs(len(left) / 20000 - 0.5) < 0.02
+    torch.testing.assert_close(right.mean(0), torch.tensor([3.0, 3.0]), atol=0.02, rtol=0)
+    torch.testing.assert_close(left.mean(0), torch.tensor([-3.0, 3.0]), atol=0.02, rtol=0)
+    torch.testing.assert_close(left.std(0), torch.tensor([0.5, 0.5]), atol=0.02, rtol=0)
+
+
+def test_the_board_has_eight_filled_squares_of_side_two(generator):
+    x = Checkerboard().sample(40000, generator)
+    assert float(x.min()) >= -4
+    assert float(x.max()) <= 4
+    cells = ((x + 4) / 2).long().clamp_max(3)
+    counts = torch.zeros(4, 4)
+    counts.index_put_((cells[:, 0], cells[:, 1]), torch.ones(len(x)), accumulate=True)
+    filled = counts > 0
+    assert filled.sum() == 8
+    assert not (filled[1:] & filled[:-1]).any()
+    assert not (filled[:, 1:] & filled[:, :-1]).any()
+    torch.testing.assert_close(counts[filled] / len(x), torch.full((8,), 1 / 8), atol=0.01, rtol=0)
+
+
+def test_a_run_folder_is_written_aside_and_renamed(tmp_path, monkeypatch):
+    folder = RunFolder(tmp_path)
+    folder.save(folder.weights, {"a": torch.ones(2)})
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("distdiff.train.folder.os.replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        folder.save(folder.weights, {"a": torch.zeros(2)})
+    assert torch.equal(load_file(folder.weights)["a"], torch.ones(2))
