@@ -5,7 +5,7 @@ import torch
 from scipy import stats
 
 from distdiff import SampleGenerator, rand, randn
-from distdiff.random import philox
+from distdiff.random import RowWise, philox
 
 LIKE = torch.empty(0, dtype=torch.float64)
 
@@ -76,3 +76,16 @@ def test_ordinary_generators_are_torchs_own():
 def test_bad_seeds_are_named(seed):
     with pytest.raises(ValueError, match=r"seed must be a whole number in \[0, 2\*\*63\)"):
         SampleGenerator([0, seed])
+
+
+def test_row_wise_torch_functions_have_the_right_distributions():
+    generator = SampleGenerator(range(500))
+    with RowWise():
+        normal = torch.normal(torch.full((500, 40), 3.0), 2.0, generator=generator)
+        weights = torch.tensor([0.2, 0.5, 0.3]).expand(500, 3)
+        picks = torch.multinomial(weights, 40, replacement=True, generator=generator)
+        plain = torch.randn(7, 3, generator=generator)  # not a multiple of the rows: an ordinary stream
+    assert stats.kstest(((normal - 3) / 2).flatten().numpy(), "norm").pvalue > 0.01
+    shares = torch.bincount(picks.flatten(), minlength=3) / picks.numel()
+    torch.testing.assert_close(shares, weights[0], atol=0.015, rtol=0)
+    assert plain.shape == (7, 3)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -110,6 +111,37 @@ def test_any_object_with_schedule_and_draw_is_a_denoiser():
     assert x.shape == (6, 2, 3)
     assert [t for _, t, _, _ in spy.calls] == [1.0, 0.75, 0.5, 0.25]
     assert not any(grad for *_, grad in spy.calls)
+
+
+@pytest.mark.parametrize("churn", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "noise",
+    [
+        lambda n, m, g: torch.randn(n, m, 2, generator=g),
+        lambda n, m, g: torch.randn((n * m, 2), generator=g).reshape(n, m, 2),
+        lambda n, m, g: torch.randn_like(torch.empty(n, m, 2), generator=g),
+        lambda n, m, g: torch.rand([n, m, 2], generator=g),
+        lambda n, m, g: torch.normal(torch.ones(n, m, 2), 2.0, generator=g),
+        lambda n, m, g: torch.normal(0.0, 1.0, size=(n, m, 2), generator=g),
+        lambda n, m, g: torch.multinomial(torch.ones(n, 5), m, generator=g)[..., None].expand(n, m, 2).float(),
+    ],
+)
+def test_foreign_denoisers_depend_on_their_seed_alone_too(noise, churn):
+    class Foreign:
+        schedule = FlowMatching()
+
+        def draw(self, xt, t, m, cond, generator):
+            return 0.5 * xt[:, None] + noise(len(xt), m, generator)
+
+    whole = sample(Foreign(), (40, 2), steps=3, churn=churn, seed=7)
+    split = [sample(Foreign(), (k, 2), steps=3, churn=churn, seed=7 + i) for i, k in ((0, 1), (1, 30), (31, 9))]
+    torch.testing.assert_close(whole, torch.cat(split))
+    assert len(whole.unique(dim=0)) == 40
+
+
+def test_numpy_numbers_are_numbers():
+    a = sample(GaussianPosterior(), (np.int64(3), 2), steps=np.int64(2), churn=np.float32(0.5), seed=np.int64(4))
+    assert torch.equal(a, sample(GaussianPosterior(), (3, 2), steps=2, churn=0.5, seed=4))
 
 
 def test_grid_starts_at_the_largest_safe_time():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral
 from typing import Any
 
 
@@ -21,8 +22,7 @@ def require_positive(name: str, value: float) -> None:
 
 
 def require_count(name: str, value: int, least: int = 1) -> None:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    require(whole and value >= least, name, value, f"a whole number of at least {least}")
+    require(is_whole(value) and value >= least, name, value, f"a whole number of at least {least}")
 
 
 def require_between(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
@@ -31,8 +31,12 @@ def require_between(name: str, value: float, low: float, high: float, *, open_lo
 
 
 def require_seed(value: int) -> None:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    require(whole and 0 <= value < 2**63, "seed", value, "a whole number in [0, 2**63)")
+    require(is_whole(value) and 0 <= value < 2**63, "seed", value, "a whole number in [0, 2**63)")
+
+
+def is_whole(value: Any) -> bool:
+    """A whole number of Python's or NumPy's; booleans are not numbers."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def is_number(value: Any) -> bool:

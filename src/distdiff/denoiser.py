@@ -58,6 +58,8 @@ class Denoiser(nn.Module):
         safety: eta; times are clamped to [eta, 1 - eta] before the network sees them.
     """
 
+    own_noise = True  # draws row by row from a `SampleGenerator`, see `distdiff.random`
+
     def __init__(
         self,
         network: nn.Module,

@@ -34,6 +34,8 @@ class MixturePosterior:
         weights: component weights, normalised here; equal by default.
     """
 
+    own_noise = True
+
     def __init__(
         self,
         means: Tensor | Sequence[Any],
@@ -95,6 +97,8 @@ class GaussianPosterior:
     With factor f(lambda, beta) (`distdiff.theory.variance_factor`) it is the best Gaussian under a generalized energy
     score; factor 1 is the true posterior and factor 0 the posterior mean, a classical diffusion model.
     """
+
+    own_noise = True
 
     def __init__(
         self,

@@ -4,20 +4,25 @@ A denoiser takes its randomness from a `torch.Generator`. When sampling, sample 
 the batch is split, so the sampler passes a `SampleGenerator`: a `torch.Generator` with one seed a row. `randn` and
 `rand` here know it, and then compute row i as a function of (seed i, number of earlier calls, position) with the
 counter-based generator Philox4x32-10 (Salmon et al., 2011) and Box and Muller's transform. The same seed therefore
-gives the same noise on every device. Code that passes it to `torch.randn` gets an ordinary generator.
+gives the same noise on every device.
+
+To `torch.randn` and its kin a `SampleGenerator` is an ordinary generator of one stream, unless they are called within
+`RowWise()`, which makes them row-wise too. The sampler wraps denoisers it does not know into it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from ._check import require, require_seed
 
-__all__ = ["SampleGenerator", "rand", "randn"]
+__all__ = ["RowWise", "SampleGenerator", "rand", "randn"]
 
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -101,3 +106,75 @@ def randn(shape: Sequence[int], *, generator: torch.Generator | None, like: Tens
 def _device(generator: torch.Generator | None, like: Tensor) -> torch.device:
     """A CPU generator may feed any device, as in diffusers: its numbers are drawn where it lives, then moved."""
     return like.device if generator is None else generator.device
+
+
+class RowWise(TorchFunctionMode):
+    """Within it, torch's own random functions honour the rows of a `SampleGenerator` passed to them.
+
+    That is so for results whose first axis is the number of rows or a multiple of it (rows outermost).
+    """
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        known = _ROW_WISE.get(function) if isinstance(kwargs.get("generator"), SampleGenerator) else None
+        found = None if known is None else known(*args, **kwargs)
+        return function(*args, **kwargs) if found is None else found
+
+
+def _filled(
+    draw: Callable[..., Tensor], shape: Sequence[int], generator: SampleGenerator, like: Tensor
+) -> Tensor | None:
+    """Row-wise numbers of a shape whose first axis is a multiple of the rows; None where it is not."""
+    rows = len(generator.seeds)
+    if not shape or rows == 0 or shape[0] % rows:
+        return None
+    return draw((rows, shape[0] // rows, *shape[1:]), generator=generator, like=like).reshape(tuple(shape))
+
+
+def _factory(draw: Callable[..., Tensor]) -> Callable[..., Tensor | None]:
+    def make(*size: Any, generator: SampleGenerator, out: Tensor | None = None, **options: Any) -> Tensor | None:
+        if out is not None:
+            return None
+        shape = options.pop("size", size[0] if len(size) == 1 and not isinstance(size[0], int) else size)
+        return _filled(draw, shape, generator, torch.empty(0, **options))
+
+    return make
+
+
+def _like(draw: Callable[..., Tensor]) -> Callable[..., Tensor | None]:
+    def make(tensor: Tensor, *, generator: SampleGenerator, **options: Any) -> Tensor | None:
+        return _filled(draw, tensor.shape, generator, torch.empty_like(tensor, **options))
+
+    return make
+
+
+def _normal(
+    mean: Any, std: Any = 1.0, size: Any = None, *, generator: SampleGenerator, **options: Any
+) -> Tensor | None:
+    tensors = [value for value in (mean, std) if isinstance(value, Tensor)]
+    shape = torch.broadcast_shapes(*(value.shape for value in tensors)) if tensors else size
+    z = _filled(randn, shape, generator, tensors[0] if tensors else torch.empty(0, **options))
+    return None if z is None else mean + std * z
+
+
+def _multinomial(
+    weights: Tensor, count: int, replacement: bool = False, *, generator: SampleGenerator
+) -> Tensor | None:
+    if weights.ndim != 2 or not (replacement or count == 1):
+        return None
+    u = _filled(rand, (len(weights), count), generator, weights)
+    if u is None:
+        return None
+    edges = (weights / weights.sum(-1, keepdim=True)).cumsum(-1)
+    return torch.searchsorted(edges, u).clamp_max(weights.shape[-1] - 1)
+
+
+_ROW_WISE: dict[Any, Callable[..., Tensor | None]] = {
+    torch.randn: _factory(randn),
+    torch.rand: _factory(rand),
+    torch.randn_like: _like(randn),
+    torch.rand_like: _like(rand),
+    torch.normal: _normal,
+    torch.multinomial: _multinomial,
+    torch.Tensor.multinomial: _multinomial,
+}

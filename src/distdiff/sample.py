@@ -12,6 +12,7 @@ rounding in the network.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -19,9 +20,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ._check import require, require_between, require_count
+from ._check import is_whole, require, require_between, require_count
 from .denoiser import Draws, safe_interval
-from .random import SampleGenerator, randn
+from .random import RowWise, SampleGenerator, randn
 from .schedule import SAFETY, time_grid
 from .transition import transition
 
@@ -136,7 +137,7 @@ class _Plan:
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
-        whole = all(isinstance(k, int) and k >= 0 for k in shape)
+        whole = all(is_whole(k) and k >= 0 for k in shape)
         require(len(shape) >= 1 and whole, "shape", tuple(shape), "(n, *event), of whole numbers")
         require_between("churn", churn, 0, 1)
         if steps is None:
@@ -146,11 +147,11 @@ class _Plan:
         self.times = time_grid(denoiser.schedule, steps, grid, t_max=high, safety=low or SAFETY).tolist()
         self.moves = [transition(denoiser.schedule, t, s, churn) for t, s in pairwise(self.times)]
         self.denoiser = denoiser
+        self.guard = nullcontext if getattr(denoiser, "own_noise", False) else RowWise
         self.count, self.event = shape[0], tuple(shape[1:])
-        if isinstance(seed, int):
-            seed = range(seed, seed + self.count)
-        require(len(seed) == self.count, "seed", f"{len(seed)} seeds", f"one number, or {self.count} of them")
-        self.seeds = SampleGenerator(seed).seeds.tolist()
+        seeds = seed if isinstance(seed, (Sequence, Tensor)) else range(int(seed), int(seed) + self.count)
+        require(len(seeds) == self.count, "seed", f"{len(seeds)} seeds", f"one number, or {self.count} of them")
+        self.seeds = SampleGenerator(seeds).seeds.tolist()
         tensor = next(denoiser.parameters(), None) if isinstance(denoiser, nn.Module) else None
         own_device, own_dtype = (tensor.device, tensor.dtype) if tensor is not None else ("cpu", None)
         self.device = torch.device(device if device is not None else own_device)
@@ -170,7 +171,8 @@ class _Plan:
         for index, move in enumerate(self.moves):
             t, s = self.times[index : index + 2]
             time = torch.tensor(t, device=self.device, dtype=wide)
-            x0 = self.denoiser.draw(xt, time, 1, cond, generator)[:, 0]
+            with self.guard():
+                x0 = self.denoiser.draw(xt, time, 1, cond, generator)[:, 0]
             noisy = float(move.std) > 0
             z = randn(xt.shape, generator=generator, like=xt) if noisy else None
             xs = move(xt, x0, z).to(self.dtype)

@@ -16,7 +16,7 @@ class GaussianStudy:
     steps: tuple[int, ...] = tuple(range(5, 101, 5))
     """Numbers of sampling steps."""
     churn: float = 1.0
-    resolution: int = 201
+    resolution: int = 101
     """Points along each axis of the map of f(lambda, beta)."""
     samples: int = 20_000
     """Samples drawn through the sampler to check each fourth of the recursions."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import platform
+import re
 import time
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -53,7 +54,7 @@ class Record:
             "threads": torch.get_num_threads(),
             "wall_seconds": seconds,
         }
-        (self.folder / "results.json").write_text(json.dumps(payload, indent=2) + "\n")
+        (self.folder / "results.json").write_text(_compact(json.dumps(payload, indent=2)) + "\n")
         page = [
             f"# {title}",
             f"`{self.command}`, {seconds:.0f} s on {torch.get_num_threads()} threads, torch {versions['torch']}. "
@@ -62,6 +63,11 @@ class Record:
             *self.text,
         ]
         (self.folder / "report.md").write_text("\n\n".join(page) + "\n")
+
+
+def _compact(text: str) -> str:
+    """JSON with every list of numbers on a line of its own instead of one number a line."""
+    return re.sub(r"\[\s+([-+.\de,\s]+?)\s+\]", lambda found: "[" + " ".join(found[1].split()) + "]", text)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
