@@ -145,7 +145,10 @@ def test_single_precision_loss_is_single_precision():
             "draws must be of shape (n, m, *event)",
         ),
         (lambda: interaction(Energy(1), torch.zeros(2, 1, 3)), "m must be at least 2 draws"),
-        (lambda: discrepancy(Energy(1), torch.zeros(1, 2), torch.zeros(3, 2)), "x must be two points or more"),
+        (
+            lambda: discrepancy(Energy(1), torch.zeros(1, 2), torch.zeros(3, 2)),
+            "x must be a set of at least 2 points, got (1, 2)",
+        ),
         (lambda: discrepancy(Energy(1), torch.zeros(3, 2), torch.zeros(3, 4)), "y must be events like those of x"),
         (lambda: discrepancy(Energy(1), torch.zeros(3, 2), torch.zeros(3, 2), block=0), "block must be a whole number"),
     ],

@@ -20,7 +20,7 @@ from torch import Tensor
 from ._check import require, require_between, require_count
 from .kernel import Kernel, distance
 
-__all__ = ["confinement", "discrepancy", "interaction", "kernel_score", "score_loss"]
+__all__ = ["between", "confinement", "discrepancy", "interaction", "kernel_score", "score_loss", "within"]
 
 
 def confinement(kernel: Kernel, draws: Tensor, x0: Tensor) -> Tensor:
@@ -69,22 +69,36 @@ def discrepancy(kernel: Kernel, x: Tensor, y: Tensor, unbiased: bool = True, blo
     Pairs are visited in blocks of at most `block` x `block`, so that memory does not grow with the sets (as long as no
     gradient is asked for).
     """
-    require_count("block", block)
     require(x.shape[1:] == y.shape[1:] and x.ndim >= 1, "y", tuple(y.shape), f"events like those of x {tuple(x.shape)}")
     for name, value in (("x", x), ("y", y)):
-        require(len(value) >= (2 if unbiased else 1), name, tuple(value.shape), "two points or more, as it is unbiased")
+        least = 2 if unbiased else 1
+        require(len(value) >= least, name, tuple(value.shape), f"a set of at least {least} points")
+    spread = within(kernel, x, unbiased, block) + within(kernel, y, unbiased, block)
+    return between(kernel, x, y, block) - spread / 2
+
+
+def between(kernel: Kernel, x: Tensor, y: Tensor, block: int = 1024) -> Tensor:
+    """Mean of rho over all pairs of a point of x and a point of y, in float64."""
+    require_count("block", block)
     x, y = _points(x), _points(y)
-    between = sum(_total(kernel, a, b) for a in x.split(block) for b in y.split(block)) / (len(x) * len(y))
-    return between - (_within(kernel, x, unbiased, block) + _within(kernel, y, unbiased, block)) / 2
+    total = torch.zeros((), dtype=_wide(x), device=x.device)
+    for a in x.split(block):
+        for b in y.split(block):
+            total = total + _total(kernel, a, b)
+    return total / (len(x) * len(y))
 
 
-def _within(kernel: Kernel, x: Tensor, unbiased: bool, block: int) -> Tensor:
-    """Mean of rho over pairs of one set; blocks below the diagonal are those above it."""
+def within(kernel: Kernel, x: Tensor, unbiased: bool = True, block: int = 1024) -> Tensor:
+    """Mean of rho over pairs of points of one set, in float64: pairs of different points, or all if not `unbiased`."""
+    require_count("block", block)
+    x = _points(x)
     parts = x.split(block)
     total = torch.zeros((), dtype=_wide(x), device=x.device)
     own = len(x) * kernel.rho(total)
     for i, a in enumerate(parts):
-        total = total + _total(kernel, a, a) + 2 * sum(_total(kernel, a, b) for b in parts[i + 1 :])
+        total = total + _total(kernel, a, a)
+        for b in parts[i + 1 :]:
+            total = total + 2 * _total(kernel, a, b)
     return (total - own) / (len(x) * (len(x) - 1)) if unbiased else total / len(x) ** 2
 
 

@@ -1,5 +1,5 @@
 """Measuring samples and posteriors."""
 
-from .points import Measurement, floor, measure, posterior_spread
+from .points import Measurement, Reference, floor, measure, posterior_spread
 
-__all__ = ["Measurement", "floor", "measure", "posterior_spread"]
+__all__ = ["Measurement", "Reference", "floor", "measure", "posterior_spread"]

@@ -8,22 +8,24 @@ unbiased one scatters around 0. `floor` measures that in the same way, to stand 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .._check import require_count
+from .._check import require_between, require_count
 from ..data.toy import Toy
 from ..denoiser import Draws
 from ..kernel import RBF
 from ..sample import Step, sample
-from ..score import discrepancy
+from ..score import between, within
 
-__all__ = ["Measurement", "floor", "measure", "posterior_spread"]
+__all__ = ["Measurement", "Reference", "floor", "measure", "posterior_spread"]
 
 KERNEL = RBF(1.0)
+HELD_OUT, FLOOR = 1_000_003, 2_000_003
+"""Added to seeds, so that no set shares its stream with the training data or another; torch keeps 32 bits of a seed."""
 
 
 class Measurement(NamedTuple):
@@ -35,47 +37,51 @@ class Measurement(NamedTuple):
     repeats: int
 
 
+class Reference:
+    """Held-out sets of a distribution to measure samples against, their own share of D_rho computed once."""
+
+    def __init__(self, toy: Toy, *, points: int = 4096, repeats: int = 1, seed: int = 0) -> None:
+        require_count("points", points, least=2)
+        require_count("repeats", repeats)
+        generator = torch.Generator().manual_seed(seed + HELD_OUT)
+        self.points = points
+        self.sets = [toy.sample(points, generator) for _ in range(repeats)]
+        self.own = [float(within(KERNEL, real)) for real in self.sets]
+
+    def compare(self, sets: Iterable[Tensor]) -> Measurement:
+        """D_rho of the k-th of the given sets, of equally many points, and the k-th held-out set."""
+        n, at_zero = self.points, float(KERNEL.rho(torch.zeros(())))
+        unbiased, biased = [], []
+        for samples, real, own in zip(sets, self.sets, self.own, strict=False):
+            across, inside = float(between(KERNEL, samples, real)), float(within(KERNEL, samples))
+            unbiased.append(across - (inside + own) / 2)
+            biased.append(across - ((n - 1) * (inside + own) / 2 + at_zero) / n)
+        repeats, mean = len(unbiased), sum(unbiased) / len(unbiased)
+        error = math.sqrt(sum((v - mean) ** 2 for v in unbiased) / max(repeats - 1, 1) / repeats)
+        return Measurement(mean, error, sum(biased) / repeats, repeats)
+
+
 def measure(
     denoiser: Draws,
-    toy: Toy,
+    reference: Reference,
     *,
     steps: int,
     churn: float,
-    points: int = 4096,
     repeats: int = 1,
     seed: int = 0,
     callback: Callable[[Step], object] | None = None,
 ) -> Measurement:
-    """D_rho between samples of a denoiser and as many fresh points of the distribution."""
-    samples = sample(
-        denoiser,
-        (points * repeats, 2),
-        steps,
-        churn,
-        seed=seed,
-        batch_size=points,
-        callback=callback,
-        dtype=torch.float32,
-    )
-    return _compare(samples.cpu().split(points), toy, points, repeats, seed)
+    """D_rho between samples of a denoiser and as many held-out points, over the first `repeats` of the reference."""
+    require_between("repeats", repeats, 1, len(reference.sets))
+    shape = (reference.points * repeats, 2)
+    x = sample(denoiser, shape, steps, churn, seed=seed, batch_size=reference.points, callback=callback)
+    return reference.compare(x.cpu().split(reference.points))
 
 
-def floor(toy: Toy, *, points: int = 4096, repeats: int = 1, seed: int = 0) -> Measurement:
-    """D_rho between two sets of the true distribution."""
-    generator = torch.Generator().manual_seed(seed + 2**32)
-    return _compare([toy.sample(points, generator) for _ in range(repeats)], toy, points, repeats, seed)
-
-
-def _compare(sets: Any, toy: Toy, points: int, repeats: int, seed: int) -> Measurement:
-    generator = torch.Generator().manual_seed(seed + 2**33)
-    unbiased, biased = [], []
-    for samples in sets:
-        real = toy.sample(points, generator)
-        unbiased.append(float(discrepancy(KERNEL, samples, real)))
-        biased.append(float(discrepancy(KERNEL, samples, real, unbiased=False)))
-    mean = sum(unbiased) / repeats
-    spread = math.sqrt(sum((v - mean) ** 2 for v in unbiased) / max(repeats - 1, 1) / repeats)
-    return Measurement(mean, spread, sum(biased) / repeats, repeats)
+def floor(toy: Toy, reference: Reference, seed: int = 0) -> Measurement:
+    """D_rho between other sets of the true distribution and the held-out ones."""
+    generator = torch.Generator().manual_seed(seed + FLOOR)
+    return reference.compare(toy.sample(reference.points, generator) for _ in reference.sets)
 
 
 def posterior_spread(denoiser: Draws, xt: Tensor, t: float, draws: int = 8, seed: int = 0) -> float:

@@ -58,7 +58,7 @@ def _models(base: RunConfig, data: Literal["mixture2d", "checkerboard"], *names:
     classical = replace(base, network=replace(base.network, noise_dim=0, prediction="velocity"))
     known = {
         "distributional": base,
-        "twin": replace(base, loss=replace(base.loss, beta=2.0, lam=0.0)),
+        "twin": replace(base, loss=replace(base.loss, beta=2.0, lam=0.0, weighting="sigmoid")),
         "diffusion": replace(classical, loss=replace(base.loss, kind="regression", lam=0.0, m=1)),
     }
     return {name: known[name] for name in names}

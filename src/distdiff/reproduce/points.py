@@ -8,7 +8,7 @@ from typing import Any
 
 from ..data.toy import TOYS
 from ..denoiser import Denoiser
-from ..evaluate import Measurement, floor, measure
+from ..evaluate import Measurement, Reference, floor, measure
 from ..figure import COLORS, LABELS
 from ..progress import bar, training
 from ..recipe import PointStudy
@@ -32,21 +32,16 @@ def train_models(study: PointStudy, folder: Path) -> tuple[dict[str, Denoiser], 
 def scores(study: PointStudy, models: dict[str, Denoiser]) -> tuple[Scores, Measurement]:
     """D_rho of every model at every number of steps and churn, and the floor; beyond 100 steps, one repeat each."""
     toy = TOYS[next(iter(study.models.values())).data.name]
+    reference = Reference(toy, points=study.points, repeats=study.repeats)
     found: Scores = {name: {n: {} for n in study.steps} for name in models}
     plan = [(name, n, churn) for name in models for n in study.steps for churn in study.churns if n > 1 or churn == 1]
     repeats = {n: study.repeats if n <= 100 else 1 for n in study.steps}
     with bar("sampling", sum(n * repeats[n] for _, n, _ in plan)) as advance:
         for name, n, churn in plan:
             found[name][n][churn] = measure(
-                models[name],
-                toy,
-                steps=n,
-                churn=churn,
-                points=study.points,
-                repeats=repeats[n],
-                callback=lambda _: advance(),
+                models[name], reference, steps=n, churn=churn, repeats=repeats[n], callback=lambda _: advance()
             )
-    return found, floor(toy, points=study.points, repeats=max(study.repeats, 2))
+    return found, floor(toy, reference)
 
 
 def best_churn(scores: dict[float, Measurement]) -> tuple[float, Measurement]:

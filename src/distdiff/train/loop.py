@@ -102,7 +102,7 @@ class _State:
         self.optimizer = torch.optim.Adam(
             self.denoiser.parameters(), lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=self.device.type != "mps"
         )
-        self.generator = torch.Generator(self.device).manual_seed(config.seed)
+        self.generator = torch.Generator(self.device).manual_seed(config.seed + 1)
         self.step = 0
 
     def advance(self) -> Tensor:
