@@ -13,7 +13,7 @@ from timing import milliseconds
 
 from distdiff import score_loss
 from distdiff.recipe import RECIPES
-from distdiff.train.loop import _State
+from distdiff.train.loop import TrainState
 
 
 class Replicating(torch.nn.Module):
@@ -37,7 +37,7 @@ def main() -> None:
             for name in ("checkerboard", "checkerboard-diffusion")
         }
         shared, diffusion, naive = (
-            _State(configs[n]) for n in ("checkerboard", "checkerboard-diffusion", "checkerboard")
+            TrainState(configs[n]) for n in ("checkerboard", "checkerboard-diffusion", "checkerboard")
         )
         naive.denoiser.network = Replicating(naive.denoiser.network)
         loss = shared.loss

@@ -11,6 +11,7 @@ from typing import Literal
 
 import torch
 
+from distdiff import add_noise
 from distdiff.data.toy import Mixture2D
 from distdiff.evaluate import posterior_spread
 from distdiff.progress import bar
@@ -32,7 +33,7 @@ def ratios(weighting: Literal["none", "sigmoid"], steps: int = 6000) -> list[flo
     for t in TIMES:
         generator = torch.Generator().manual_seed(1)
         x0 = toy.sample(4096, generator)
-        xt = exact.schedule.noise(x0, torch.tensor(t), torch.randn(x0.shape, generator=generator))
+        xt = add_noise(exact.schedule, x0, torch.tensor(t), torch.randn(x0.shape, generator=generator))
         found.append(posterior_spread(last.denoiser, xt, t) / posterior_spread(exact, xt, t))
     return found
 

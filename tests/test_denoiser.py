@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from distdiff import Cosine, Denoiser, FlowMatching, SampleGenerator
+from distdiff import Cosine, Denoiser, FlowMatching, SampleGenerator, add_noise
 from distdiff.nn import MLP
 
 
@@ -27,7 +27,7 @@ def test_every_prediction_stands_for_the_same_clean_point(schedule, prediction, 
     x0, z = (torch.randn(6, 2, 3, dtype=torch.float64, generator=generator) for _ in range(2))
     t = torch.linspace(0.05, 0.95, 6, dtype=torch.float64)
     denoiser = Denoiser(Oracle(x0, z, prediction), schedule=schedule, prediction=prediction)
-    torch.testing.assert_close(denoiser.draw(schedule.noise(x0, t, z), t)[:, 0], x0)
+    torch.testing.assert_close(denoiser.draw(add_noise(schedule, x0, t, z), t)[:, 0], x0)
     torch.testing.assert_close(denoiser.target(x0, z), denoiser.network.answer)
 
 
@@ -59,6 +59,12 @@ def test_network_is_never_asked_outside_the_safe_interval():
     denoiser = Denoiser(Spy(), safety=0.1)
     denoiser.draw(torch.zeros(3, 2), torch.tensor([0.0, 0.5, 1.0]))
     torch.testing.assert_close(seen[0], torch.tensor([0.1, 0.5, 0.9]))
+
+
+def test_time_may_be_a_python_number(generator):
+    denoiser = Denoiser(MLP(2, width=8, depth=1, time_width=4), prediction="velocity")
+    xt = torch.randn(3, 2, generator=generator)
+    assert torch.equal(denoiser.draw(xt, 0.5), denoiser.draw(xt, torch.full((3,), 0.5)))
 
 
 def test_conditioning_reaches_the_network():
@@ -124,9 +130,16 @@ def test_rows_do_not_depend_on_the_batch(generator):
     ("call", "says"),
     [
         (lambda: Denoiser(nn.Identity(), prediction="score"), "prediction must be one of x0, velocity, noise"),
-        (lambda: Denoiser(nn.Identity(), safety=0.7), "safety must be in [0, 0.5], got 0.7"),
+        (lambda: Denoiser(nn.Identity(), safety=0.7), "safety must be in [0, 0.5), got 0.7"),
         (lambda: Denoiser(nn.Identity()).draw(torch.zeros(2, 1), torch.tensor(0.5), 0), "m must be a whole number"),
-        (lambda: Denoiser(nn.Identity()).draw(torch.zeros(2, 1), torch.zeros(3)), "t must be () or (2,), got (3,)"),
+        (
+            lambda: Denoiser(nn.Identity()).draw(torch.zeros(2, 1), torch.zeros(3)),
+            "t must be of shape () or (2,), got (3,)",
+        ),
+        (
+            lambda: Denoiser(nn.Identity(), prediction="noise", safety=0),
+            "safety must be positive for a noise prediction",
+        ),
         (lambda: MLP(2, width=0), "width must be a whole number of at least 1, got 0"),
         (lambda: MLP(2, time_width=5), "width must be an even number of at least 4, got 5"),
     ],

@@ -155,3 +155,12 @@ def test_discrepancy_of_a_scaled_kernel_is_the_plain_one_over_beta(generator):
     x, y = torch.randn(30, 2, dtype=torch.float64, generator=generator), torch.randn(40, 2, dtype=torch.float64)
     plain, scaled = (discrepancy(Energy(0.4, scaled=flag), x, y) for flag in (False, True))
     torch.testing.assert_close(scaled, plain / 0.4, rtol=1e-10, atol=1e-12)
+
+
+def test_sets_of_different_precision_and_shape_of_event_are_fine():
+    x, y = torch.randn(5, generator=torch.Generator().manual_seed(0)), torch.arange(4)
+    expected = discrepancy(RBF(1), x.double()[:, None], y.double()[:, None])
+    torch.testing.assert_close(discrepancy(RBF(1), x, y), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(discrepancy(RBF(1), x, y.double()), expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close(Energy(1)(x[:4], y.double()), (x[:4].double() - y).abs())
+    assert median_distance(y) == 1.0

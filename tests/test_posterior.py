@@ -78,6 +78,13 @@ def test_posterior_is_the_prior_at_time_one_and_the_point_at_time_zero():
     assert float(posterior.variance(zero)) == 0.0
 
 
+def test_times_keep_the_precision_of_the_points():
+    xt = torch.tensor([[0.7]], dtype=torch.float64)
+    exact = 0.7 * (1 - 0.3) / ((1 - 0.3) ** 2 + 0.3**2)
+    for posterior in (GaussianPosterior(), MixturePosterior([[0.0]], 1.0)):
+        assert math.isclose(float(posterior.mean(xt, 0.3)), exact, rel_tol=1e-14)
+
+
 def test_factor_scales_the_variance_and_not_the_mean():
     xt, t = torch.ones(40000, 1, dtype=torch.float64), torch.tensor(0.5, dtype=torch.float64)
     full, half = GaussianPosterior(1.0, 2.0), GaussianPosterior(1.0, 2.0, factor=0.25)
@@ -100,7 +107,10 @@ def test_draws_depend_on_their_own_seed_alone(posterior, generator):
     [
         (lambda: GaussianPosterior(0.0, 0.0), "std must be a positive finite number, got 0.0"),
         (lambda: GaussianPosterior(0.0, 1.0, factor=-1), "factor must be a finite number of at least 0, got -1"),
-        (lambda: MixturePosterior([[0.0]], -1.0), "stds must be positive, got -1.0"),
+        (lambda: MixturePosterior([[0.0]], -1.0), "stds must be one positive number, or 1 of them, got -1.0"),
+        (lambda: MixturePosterior([[0.0], [1.0]], [1.0, 1.0, 1.0]), "stds must be one positive number, or 2 of them"),
+        (lambda: MixturePosterior([0.0, 1.0], 1.0), "means must be of shape (K, *event), got (2,)"),
+        (lambda: GaussianPosterior().mean(torch.zeros(3, 1), torch.ones(2)), "t must be of shape () or (3,), got (2,)"),
         (lambda: MixturePosterior([[0.0]], 1.0, [0.5, 0.5]), "weights must be 1 positive numbers"),
     ],
 )

@@ -5,7 +5,8 @@ import torch
 from scipy import stats
 
 from distdiff import SampleGenerator, rand, randn
-from distdiff.random import RowWise, philox
+from distdiff.random import philox, stream
+from distdiff.row_wise import RowWise
 
 LIKE = torch.empty(0, dtype=torch.float64)
 
@@ -84,8 +85,53 @@ def test_row_wise_torch_functions_have_the_right_distributions():
         normal = torch.normal(torch.full((500, 40), 3.0), 2.0, generator=generator)
         weights = torch.tensor([0.2, 0.5, 0.3]).expand(500, 3)
         picks = torch.multinomial(weights, 40, replacement=True, generator=generator)
-        plain = torch.randn(7, 3, generator=generator)  # not a multiple of the rows: an ordinary stream
+        inner = torch.randn(2, 500, generator=generator)
+        with pytest.warns(UserWarning, match="randn drew noise without a row a sample"):
+            plain = torch.randn(7, 3, generator=generator)
     assert stats.kstest(((normal - 3) / 2).flatten().numpy(), "norm").pvalue > 0.01
     shares = torch.bincount(picks.flatten(), minlength=3) / picks.numel()
     torch.testing.assert_close(shares, weights[0], atol=0.015, rtol=0)
     assert plain.shape == (7, 3)
+    assert inner.shape == (2, 500)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda n, g: torch.randn(n, 3, generator=g),
+        lambda n, g: torch.randn(size=(n, 3), generator=g, dtype=torch.float64),
+        lambda n, g: torch.randn(1, n, 3, generator=g)[0],
+        lambda n, g: torch.rand((2 * n, 3), generator=g).reshape(n, 2, 3),
+        lambda n, g: torch.randn_like(input=torch.empty(n, 3), generator=g),
+        lambda n, g: torch.normal(mean=torch.zeros(n, 3), std=torch.ones(3), generator=g),
+        lambda n, g: torch.empty(n, 3).normal_(1.0, 2.0, generator=g),
+        lambda n, g: torch.empty(n, 3).uniform_(-1, 1, generator=g),
+        lambda n, g: torch.randint(10**6, (n, 3), generator=g),
+        lambda n, g: torch.randint(5, 10**6, size=(n, 3), generator=g),
+        lambda n, g: torch.bernoulli(torch.full((n, 64), 0.5), generator=g),
+        lambda n, g: torch.multinomial(torch.ones(n, 99), num_samples=8, replacement=True, generator=g),
+        lambda n, g: torch.multinomial(input=torch.ones(n, 10**5), num_samples=1, generator=g),
+        lambda n, g: torch.ones(n, 99).multinomial(num_samples=8, replacement=True, generator=g),
+    ],
+)
+def test_row_wise_torch_functions_do_not_depend_on_the_batch(draw):
+    with RowWise():
+        whole = draw(7, SampleGenerator(range(7)))
+        parts = torch.cat([draw(3, SampleGenerator(range(3))), draw(4, SampleGenerator(range(3, 7)))])
+    assert torch.equal(whole, parts)
+    assert len(whole.flatten(1).unique(dim=0)) == 7
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_uniform_numbers_never_reach_one_in_any_precision(dtype):
+    like = torch.empty(0, dtype=dtype)
+    u = rand((100, 3000), generator=SampleGenerator(range(100)), like=like)
+    assert float(u.max()) < 1
+    assert float(u.min()) >= 0
+
+
+def test_every_purpose_has_a_stream_of_its_own():
+    seeds = [
+        stream(seed, purpose) for seed in (0, 1, 2**32, 2**40) for purpose in ("data", "weights", "held-out", "floor")
+    ]
+    assert len({float(torch.rand((), generator=torch.Generator().manual_seed(seed))) for seed in seeds}) == len(seeds)

@@ -54,8 +54,8 @@ def test_exact_mixture_posterior_samples_to_the_floor_at_any_number_of_steps(ste
     floor = [abs(float(discrepancy(RBF(1), real[0], other))) for other in real[1:]]
     value = float(discrepancy(RBF(1), x, real[0]))
     assert abs(value) < 3 * max(*floor, 5e-5)
-    mean_only = GaussianPosterior(0.0, 1.0)  # a wrong posterior is far above it
-    assert float(discrepancy(RBF(1), sample(mean_only, (n, 2), steps=steps, seed=3), real[0])) > 0.01
+    wrong = GaussianPosterior(0.0, 1.0)
+    assert float(discrepancy(RBF(1), sample(wrong, (n, 2), steps=steps, seed=3), real[0])) > 0.01
 
 
 def test_a_posterior_mean_needs_many_steps_where_a_posterior_needs_one():
@@ -139,6 +139,24 @@ def test_foreign_denoisers_depend_on_their_seed_alone_too(noise, churn):
     assert len(whole.unique(dim=0)) == 40
 
 
+def test_a_schedule_may_be_any_function_of_a_tensor():
+    class Foreign:
+        schedule = staticmethod(lambda t: (torch.cos(t * torch.pi / 2), torch.sin(t * torch.pi / 2)))
+
+        def draw(self, xt, t, m, cond, generator):
+            return xt[:, None].expand(-1, m, -1)
+
+    assert sample(Foreign(), (3, 2), steps=2, seed=1).shape == (3, 2)
+    with pytest.raises(ValueError, match="grid must be uniform or a list of times"):
+        sample(Foreign(), (3, 2), steps=2, grid="edm")
+
+
+@pytest.mark.parametrize("seed", [np.array([4, 9, 2]), torch.tensor([4, 9, 2]), (4, 9, 2), [4, 9, 2]])
+def test_seeds_come_in_any_sequence(seed):
+    expected = torch.cat([sample(GaussianPosterior(), (1, 2), steps=2, seed=s) for s in (4, 9, 2)])
+    assert torch.equal(sample(GaussianPosterior(), (3, 2), steps=2, seed=seed), expected)
+
+
 def test_numpy_numbers_are_numbers():
     a = sample(GaussianPosterior(), (np.int64(3), 2), steps=np.int64(2), churn=np.float32(0.5), seed=np.int64(4))
     assert torch.equal(a, sample(GaussianPosterior(), (3, 2), steps=2, churn=0.5, seed=4))
@@ -218,6 +236,9 @@ def test_no_samples_is_an_empty_result():
         ({"steps": None}, "steps must be given unless grid lists the times"),
         ({"steps": 2, "seed": [1, 2]}, "seed must be one number, or 3 of them, got '2 seeds'"),
         ({"steps": 2, "seed": -1}, "seed must be a whole number in [0, 2**63), got -1"),
+        ({"steps": 2, "seed": 1.5}, "seed must be a whole number in [0, 2**63), got 1.5"),
+        ({"steps": 2, "seed": None}, "seed must be a whole number in [0, 2**63), got None"),
+        ({"steps": 2, "churn": torch.zeros(2)}, "churn must be in [0, 1]"),
         ({"steps": 2, "batch_size": 0}, "batch_size must be a whole number of at least 1, got 0"),
     ],
 )
@@ -226,3 +247,14 @@ def test_bad_arguments_are_named_before_any_work(options, says):
     with pytest.raises(ValueError, match=re.escape(says)):
         distdiff.sample(spy, (3, 2), **options)
     assert spy.calls == []
+
+
+def test_a_shape_must_be_a_shape():
+    with pytest.raises(ValueError, match=re.escape("shape must be (n, *event), of whole numbers, got 5")):
+        sample(GaussianPosterior(), 5, steps=2)
+
+
+@pytest.mark.parametrize("prediction", ["x0", "velocity", "noise"])
+def test_asking_a_network_at_time_one_is_finite(prediction):
+    denoiser = Denoiser(MLP(2, width=4, depth=1, time_width=4), prediction=prediction)
+    assert torch.isfinite(sample(denoiser, (3, 2), grid=[1.0, 0.5, 0.0])).all()

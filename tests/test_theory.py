@@ -137,8 +137,19 @@ def test_conditional_interaction_wins_above_the_crossing_and_loses_below(bias):
     assert conditional_snr(0.8 * std, weighting) < joint_snr(0.8 * std, weighting)
 
 
+@pytest.mark.parametrize("weighting", [None, NoWeighting(), Sigmoid(-4.0)])
+def test_without_weight_on_clean_times_the_joint_interaction_wins_for_wide_data(weighting):
+    assert joint_snr(1.0, weighting) > conditional_snr(1.0, weighting)
+    assert snr_crossing(weighting) is None
+
+
 def test_no_crossing_in_the_bracket_is_none():
     assert snr_crossing(Sigmoid(0.0), bracket=(2.0, 3.0)) is None
+
+
+@pytest.mark.parametrize("schedule", [Cosine(), LinearBeta()], ids=repr)
+def test_an_interaction_that_does_not_vary_has_infinite_ratio(schedule):
+    assert joint_snr(1.0, schedule=schedule) == math.inf
 
 
 WIDENING = [

@@ -12,10 +12,11 @@ from safetensors.torch import load_file
 
 from distdiff import RBF, discrepancy, sample
 from distdiff.data.toy import Checkerboard, Mixture2D
-from distdiff.recipe import RECIPES, SCALES, STUDIES, RunConfig, from_dict
+from distdiff.recipe import RECIPES, SCALES, STUDIES, RunConfig
 from distdiff.recipe.config import OptimConfig
-from distdiff.train import RunFolder, load_denoiser, train
-from distdiff.train.loop import learning_rate
+from distdiff.train import RunFolder, build_data, load_denoiser, train
+from distdiff.train.folder import from_dict
+from distdiff.train.loop import TrainState, learning_rate
 
 SMOKE = RECIPES["mixture2d"]["smoke"]
 
@@ -49,7 +50,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_does_not(tmp_path):
     assert not all(torch.equal(a[key], c[key]) for key in a)
 
 
-@pytest.mark.parametrize("stop", [1, 7, 13])
+@pytest.mark.parametrize("stop", [1, 7, 10, 13])
 def test_an_interrupted_run_resumes_bit_for_bit(tmp_path, stop):
     finish(train(SMOKE, tmp_path / "whole"))
     run = train(SMOKE, tmp_path / "broken")
@@ -66,9 +67,70 @@ def test_an_interrupted_run_resumes_bit_for_bit(tmp_path, stop):
     assert [json.loads(line)["step"] for line in lines] == [10, 20]
 
 
-def test_a_finished_run_can_be_made_longer(tmp_path):
+@pytest.mark.parametrize("where", ["gradients", "loss"])
+def test_an_interrupt_within_a_step_leaves_no_trace(tmp_path, monkeypatch, where):
+    finish(train(SMOKE, tmp_path / "whole"))
+    calls = itertools.count(1)
+    if where == "gradients":  # before anything is drawn for the step
+        original = TrainState.gradients
+
+        def interrupted(self):
+            if next(calls) == 8:
+                raise KeyboardInterrupt
+            return original(self)
+
+        monkeypatch.setattr(TrainState, "gradients", interrupted)
+    else:  # half way through it, with the batch and its noise already drawn
+        original_backward = torch.Tensor.backward
+
+        def interrupted_backward(self, *args, **kwargs):
+            if next(calls) == 8:
+                raise KeyboardInterrupt
+            return original_backward(self, *args, **kwargs)
+
+        monkeypatch.setattr(torch.Tensor, "backward", interrupted_backward)
+    with pytest.raises(KeyboardInterrupt):
+        finish(train(SMOKE, tmp_path / "broken"))
+    assert next(iter(train(SMOKE, tmp_path / "broken", resume=True))).step == 8
+    finish(train(SMOKE, tmp_path / "broken", resume=True))
+    whole, broken = (load_file(tmp_path / name / "checkpoint.safetensors") for name in ("whole", "broken"))
+    assert all(torch.equal(whole[key], broken[key]) for key in whole)
+
+
+def test_a_step_torn_while_the_weights_change_is_not_saved(tmp_path, monkeypatch):
+    config = replace(SMOKE, save_every=5)
+    finish(train(config, tmp_path / "whole"))
+    calls = itertools.count(1)
+    original = torch.optim.swa_utils.AveragedModel.update_parameters
+
+    def interrupted(self, model):
+        if next(calls) == 8:
+            raise KeyboardInterrupt
+        return original(self, model)
+
+    monkeypatch.setattr(torch.optim.swa_utils.AveragedModel, "update_parameters", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        finish(train(config, tmp_path / "broken"))
+    steps = [progress.step for progress in train(config, tmp_path / "broken", resume=True)]
+    assert steps[0] == 6
+    whole, broken = (load_file(tmp_path / name / "checkpoint.safetensors") for name in ("whole", "broken"))
+    assert all(torch.equal(whole[key], broken[key]) for key in whole)
+
+
+def test_a_finished_run_can_be_made_longer_but_not_shorter(tmp_path):
     finish(train(SMOKE, tmp_path / "run"))
     assert [p.step for p in train(replace(SMOKE, steps=23), tmp_path / "run", resume=True)] == [21, 22, 23]
+    assert load_denoiser(tmp_path / "run", "cpu")[1].steps == 23
+    with pytest.raises(ValueError, match="steps must be at least 23, which are done already, got 22"):
+        finish(train(replace(SMOKE, steps=22), tmp_path / "run", resume=True))
+
+
+def test_data_weights_and_batches_share_no_random_stream():
+    labels = build_data(SMOKE.data)[:, 0] < 0
+    state = TrainState(SMOKE)
+    for generator in (state.generator, torch.Generator().manual_seed(SMOKE.seed)):
+        same = (torch.randint(2, (len(labels),), generator=generator).bool() == labels).float().mean()
+        assert 0.4 < float(same) < 0.6
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_weights(tmp_path):
@@ -95,7 +157,7 @@ def test_an_earlier_run_is_not_overwritten_unasked(tmp_path):
 
 def test_a_resumed_run_must_be_the_same_run(tmp_path):
     finish(train(SMOKE, tmp_path / "run"))
-    with pytest.raises(ValueError, match="settings must be those of the run"):
+    with pytest.raises(ValueError, match=r"settings must be those of the run .* got 'batch_size 128 -> 64'"):
         train(replace(SMOKE, batch_size=64), tmp_path / "run", resume=True)
 
 
@@ -185,6 +247,25 @@ class TestFolder:
         config["loss"]["m"] = "many"
         (run / "config.json").write_text(json.dumps(config))
         self.refuse(run, "config.loss.m must be of type int, got 'many'")
+
+    def test_config_with_the_wrong_number_of_averaging_constants(self, run):
+        config = json.loads((run / "config.json").read_text())
+        config["optim"]["betas"] = 0.9
+        (run / "config.json").write_text(json.dumps(config))
+        self.refuse(run, "config.optim.betas must be a list of 2 numbers, got 0.9")
+
+    def test_a_half_written_line_of_metrics_does_not_stop_a_resume(self, run):
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 1, "lo')
+        finish(train(replace(SMOKE, steps=2), run, resume=True))
+        lines = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+        assert lines == [1, 2]
+
+    def test_a_checkpoint_without_its_step(self, run):
+        folder = RunFolder(run)
+        folder.save(folder.checkpoint, folder.load(folder.checkpoint)[0])
+        with pytest.raises(ValueError, match="must be a whole number, got ''"):
+            finish(train(replace(SMOKE, steps=2), run, resume=True))
 
     def test_a_file_in_the_way(self, tmp_path):
         (tmp_path / "file").write_text("")

@@ -166,3 +166,10 @@ def test_neighbouring_float32_times_give_no_nan(schedule):
 def test_bad_arguments_are_named(arguments, says):
     with pytest.raises(ValueError, match=re.escape(says)):
         transition(FlowMatching(), *arguments)
+
+
+@pytest.mark.parametrize("churn", [0.0, 0.5, 1.0])
+def test_coefficients_can_be_differentiated_in_time(churn):
+    t = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+    sum(transition(FlowMatching(), t, 0.2, churn)).backward()
+    assert torch.isfinite(t.grad)

@@ -7,7 +7,7 @@ from .loss import ConditionalLoss, JointLoss, MarginalLoss, NoWeighting, Regress
 from .posterior import GaussianPosterior, MixturePosterior
 from .random import SampleGenerator, rand, randn
 from .sample import Step, Trajectory, sample, sample_trajectory
-from .schedule import Cosine, FlowMatching, LinearBeta, Schedule, time_grid
+from .schedule import Cosine, FlowMatching, LinearBeta, Schedule, add_noise, time_grid
 from .score import confinement, discrepancy, interaction, kernel_score, score_loss
 from .transition import Transition, churn_to_eta, eta_to_churn, transition
 
@@ -36,6 +36,7 @@ __all__ = [
     "Step",
     "Trajectory",
     "Transition",
+    "add_noise",
     "churn_to_eta",
     "confinement",
     "discrepancy",

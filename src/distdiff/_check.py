@@ -7,10 +7,13 @@ from numbers import Integral
 from typing import Any
 
 
+class BadArgument(ValueError):
+    """The project's `ValueError`: the argument, its value and what is allowed."""
+
+
 def require(ok: bool, name: str, value: Any, allowed: str) -> None:
-    """Raise the project's `ValueError` unless `ok`."""
     if not ok:
-        raise ValueError(f"{name} must be {allowed}, got {value!r}")
+        raise BadArgument(f"{name} must be {allowed}, got {value!r}")
 
 
 def require_choice(name: str, value: Any, choices: Any) -> None:
@@ -45,5 +48,5 @@ def is_number(value: Any) -> bool:
         return False
     try:
         return math.isfinite(value)
-    except TypeError:
+    except (TypeError, ValueError, RuntimeError):
         return False

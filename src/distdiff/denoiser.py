@@ -21,11 +21,11 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from ._check import require, require_between, require_choice, require_count
+from ._check import is_number, require, require_choice, require_count
 from .random import randn
-from .schedule import FlowMatching, Schedule, expand
+from .schedule import FlowMatching, Schedule, as_time, expand
 
-__all__ = ["PREDICTIONS", "Denoiser", "Draws", "safe_interval"]
+__all__ = ["PREDICTIONS", "Denoiser", "Draws", "row_times", "safe_interval"]
 
 PREDICTIONS = ("x0", "velocity", "noise")
 
@@ -45,6 +45,13 @@ def safe_interval(denoiser: Any) -> tuple[float, float]:
     """The times [eta, 1 - eta] a denoiser may be asked at; all of [0, 1] unless it has a `safety`."""
     safety = getattr(denoiser, "safety", 0.0)
     return safety, 1 - safety
+
+
+def row_times(t: float | Tensor, xt: Tensor) -> Tensor:
+    """t beside xt (n, *event): on its device, in float32 or better, of shape () or (n,)."""
+    t = as_time(t)
+    require(t.ndim == 0 or t.shape == xt.shape[:1], "t", tuple(t.shape), f"of shape () or ({len(xt)},)")
+    return t.to(xt.device, torch.promote_types(xt.dtype, torch.float32))
 
 
 class Denoiser(nn.Module):
@@ -71,7 +78,8 @@ class Denoiser(nn.Module):
     ) -> None:
         super().__init__()
         require_choice("prediction", prediction, PREDICTIONS)
-        require_between("safety", safety, 0, 0.5)
+        require(is_number(safety) and 0 <= safety < 0.5, "safety", safety, "in [0, 0.5)")
+        require(safety > 0 or prediction != "noise", "safety", safety, "positive for a noise prediction")
         self.network = network
         self.schedule = FlowMatching() if schedule is None else schedule
         self.prediction = prediction
@@ -84,11 +92,11 @@ class Denoiser(nn.Module):
         return self.network(xt, t.clamp(low, high), xi, cond)
 
     def draw(
-        self, xt: Tensor, t: Tensor, m: int = 1, cond: Any = None, generator: torch.Generator | None = None
+        self, xt: Tensor, t: float | Tensor, m: int = 1, cond: Any = None, generator: torch.Generator | None = None
     ) -> Tensor:
         """m draws of x_0 for each x_t: (n, *event) to (n, m, *event)."""
         require_count("m", m)
-        require(t.ndim == 0 or t.shape == xt.shape[:1], "t", tuple(t.shape), f"() or ({len(xt)},)")
+        t = row_times(t, xt)
         if self.noise_shape is None:
             draws = self.to_x0(self(xt, t, None, cond), xt, t)
             return draws.expand(-1, m, *draws.shape[2:])
@@ -99,7 +107,7 @@ class Denoiser(nn.Module):
         """The x_0 that a prediction (n, m, *event) stands for."""
         if self.prediction == "x0":
             return output
-        alpha, sigma = (expand(c, output) for c in self.schedule(t))
+        alpha, sigma = (expand(c, output) for c in self.schedule(t.clamp_max(1 - self.safety)))
         if self.prediction == "velocity":
             return (xt[:, None] + sigma * output) / (alpha + sigma)
         return (xt[:, None] - sigma * output) / alpha

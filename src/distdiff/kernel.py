@@ -28,8 +28,13 @@ __all__ = ["RBF", "Energy", "Exponential", "InverseMultiquadric", "Kernel", "dis
 
 def distance(x: Tensor, y: Tensor) -> Tensor:
     """Euclidean distances (..., p, q) of events x (..., p, d) and y (..., q, d)."""
-    x, y = (v.float() if v.dtype in (torch.bfloat16, torch.float16) else v for v in (x, y))
-    return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
+    wide = torch.promote_types(torch.promote_types(x.dtype, y.dtype), torch.float32)
+    return torch.cdist(x.to(wide), y.to(wide), compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def points(x: Tensor) -> Tensor:
+    """Events (n, *event) as vectors (n, d)."""
+    return x.flatten(1) if x.ndim > 1 else x.unsqueeze(-1)
 
 
 class Kernel(ABC):
@@ -41,7 +46,7 @@ class Kernel(ABC):
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """rho(x_i, y_i) for x and y (n, *event), of shape (n,)."""
-        return self.rho(distance(x.flatten(1)[:, None], y.flatten(1)[:, None])[:, 0, 0])
+        return self.rho(distance(points(x)[:, None], points(y)[:, None])[:, 0, 0])
 
 
 @dataclass(frozen=True)
@@ -127,8 +132,8 @@ def median_distance(batches: Tensor | Iterable[Tensor]) -> float:
     """
     pooled = []
     for batch in [batches] if isinstance(batches, Tensor) else batches:
-        points = batch.flatten(1)
-        row, column = torch.triu_indices(len(points), len(points), offset=1, device=points.device)
-        pooled.append(distance(points, points)[row, column])
+        flat = points(batch)
+        row, column = torch.triu_indices(len(flat), len(flat), offset=1, device=flat.device)
+        pooled.append(distance(flat, flat)[row, column])
     require(bool(pooled) and sum(map(len, pooled)) > 0, "batches", "no pair of points", "batches of two points or more")
     return float(torch.cat(pooled).median())

@@ -22,11 +22,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ._check import require, require_choice, require_count
+from ._check import is_number, require, require_choice, require_count
 from .denoiser import Denoiser, Draws, safe_interval
 from .kernel import Energy, Kernel, distance
 from .random import rand, randn
-from .schedule import Schedule
+from .schedule import ScheduleLike, add_noise, log_snr
 from .score import require_population, score_loss
 
 __all__ = [
@@ -42,7 +42,7 @@ __all__ = [
 
 
 class Weighting(Protocol):
-    def __call__(self, schedule: Schedule, t: Tensor) -> Tensor:
+    def __call__(self, schedule: ScheduleLike, t: Tensor) -> Tensor:
         """w_t, of the shape of t."""
         ...
 
@@ -51,7 +51,7 @@ class Weighting(Protocol):
 class NoWeighting:
     """w_t = 1."""
 
-    def __call__(self, schedule: Schedule, t: Tensor) -> Tensor:
+    def __call__(self, schedule: ScheduleLike, t: Tensor) -> Tensor:
         return torch.ones_like(t)
 
 
@@ -61,8 +61,11 @@ class Sigmoid:
 
     bias: float = 0.0
 
-    def __call__(self, schedule: Schedule, t: Tensor) -> Tensor:
-        return torch.sigmoid(schedule.log_snr(t) - self.bias)
+    def __post_init__(self) -> None:
+        require(is_number(self.bias), "bias", self.bias, "a finite number")
+
+    def __call__(self, schedule: ScheduleLike, t: Tensor) -> Tensor:
+        return torch.sigmoid(log_snr(schedule, t) - self.bias)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +90,8 @@ class Loss(ABC):
             require(t.shape == (count,), "t", tuple(t.shape), f"of shape ({count},)")
             return t
         low, high = safe_interval(denoiser)
-        return low + (high - low) * rand((count,), generator=generator, like=x0)
+        wide = torch.promote_types(x0.dtype, torch.float32)
+        return low + (high - low) * rand((count,), generator=generator, like=x0.new_empty(0, dtype=wide))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +118,7 @@ class ConditionalLoss(_Population):
         t: Tensor | None = None,
     ) -> Tensor:
         t = self.times(denoiser, x0, len(x0), generator, t)
-        xt = denoiser.schedule.noise(x0, t, randn(x0.shape, generator=generator, like=x0))
+        xt = add_noise(denoiser.schedule, x0, t, randn(x0.shape, generator=generator, like=x0))
         draws = denoiser.draw(xt, t, self.m, cond, generator)
         return self.weighting(denoiser.schedule, t) * score_loss(self.kernel, draws, x0, self.lam)
 
@@ -138,7 +142,7 @@ class _GroupLoss(_Population):
         require(len(x0) % self.m == 0, "batch size", len(x0), f"a multiple of m = {self.m}")
         t = self.times(denoiser, x0, len(x0) // self.m, generator, t)
         each = t.repeat_interleave(self.m)
-        xt = denoiser.schedule.noise(x0, each, randn(x0.shape, generator=generator, like=x0))
+        xt = add_noise(denoiser.schedule, x0, each, randn(x0.shape, generator=generator, like=x0))
         draws = denoiser.draw(xt, each, 1, cond, generator)
         x, y, z = (v.reshape(len(t), self.m, -1) for v in (x0, draws, xt))
         cross, within = self.pairs(x, y, z)
@@ -162,7 +166,7 @@ class JointLoss(_GroupLoss):
         if self.additive:
             own = rho(distance(xt, xt))
             return rho(distance(x0, draws)) + own, rho(distance(draws, draws)) + own
-        data, model = torch.cat([x0, xt], -1), torch.cat([draws, xt.to(draws.dtype)], -1)
+        data, model = torch.cat([x0, xt], -1), torch.cat([draws.to(xt.dtype), xt], -1)
         return rho(distance(data, model)), rho(distance(model, model))
 
 
@@ -193,10 +197,11 @@ class RegressionLoss(Loss):
     ) -> Tensor:
         t = self.times(denoiser, x0, len(x0), generator, t)
         z = randn(x0.shape, generator=generator, like=x0)
-        xt = denoiser.schedule.noise(x0, t, z)
+        xt = add_noise(denoiser.schedule, x0, t, z)
         if self.space == "x0":
             error = denoiser.draw(xt, t, 1, cond, generator)[:, 0] - x0
         else:
             require(denoiser.noise_shape is None, "noise_shape", denoiser.noise_shape, "None for a regression")
             error = denoiser(xt, t, None, cond)[:, 0] - denoiser.target(x0, z)
-        return self.weighting(denoiser.schedule, t) * error.float().square().flatten(1).sum(1)
+        wide = torch.promote_types(error.dtype, torch.float32)
+        return self.weighting(denoiser.schedule, t) * error.to(wide).square().flatten(1).sum(1)

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from ._check import require, require_count, require_positive
+from .denoiser import row_times
 from .random import rand, randn
-from .schedule import FlowMatching, Schedule, expand
+from .schedule import FlowMatching, Schedule, as_time, expand
 
 __all__ = ["GaussianPosterior", "MixturePosterior"]
 
@@ -46,8 +47,11 @@ class MixturePosterior:
     ) -> None:
         self.means = torch.as_tensor(means, dtype=torch.float64)
         count = len(self.means)
-        self.stds = torch.as_tensor(stds, dtype=torch.float64).expand(count)
-        require(bool((self.stds > 0).all()), "stds", stds, "positive")
+        require(self.means.ndim >= 2, "means", tuple(self.means.shape), "of shape (K, *event)")
+        given = torch.as_tensor(stds, dtype=torch.float64)
+        fits = given.shape in ((), (count,)) and bool((given > 0).all())
+        require(fits, "stds", stds, f"one positive number, or {count} of them")
+        self.stds = given.expand(count)
         raw = (
             torch.ones(count, dtype=torch.float64) if weights is None else torch.as_tensor(weights, dtype=torch.float64)
         )
@@ -55,10 +59,10 @@ class MixturePosterior:
         self.weights = raw / raw.sum()
         self.schedule = FlowMatching() if schedule is None else schedule
 
-    def components(self, xt: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def components(self, xt: Tensor, t: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Posterior weights (n, K), means (n, K, *event) and variances, (1 or n, K), of each component."""
         means, stds, weights = (v.to(xt.device, xt.dtype) for v in (self.means, self.stds, self.weights))
-        alpha, sigma = (c.to(xt.device, xt.dtype).reshape(-1, 1) for c in self.schedule(t))
+        alpha, sigma = (c.to(xt.dtype).reshape(-1, 1) for c in self.schedule(row_times(t, xt)))
         total = (alpha * stds) ** 2 + sigma**2
         residual = xt[:, None] - expand(alpha, means[None]) * means
         logits = weights.log() - residual.square().flatten(2).sum(-1) / (2 * total) - means[0].numel() / 2 * total.log()
@@ -66,11 +70,11 @@ class MixturePosterior:
         return logits.softmax(-1), means + expand(gain, residual) * residual, (stds * sigma) ** 2 / total
 
     def draw(
-        self, xt: Tensor, t: Tensor, m: int = 1, cond: Any = None, generator: torch.Generator | None = None
+        self, xt: Tensor, t: float | Tensor, m: int = 1, cond: Any = None, generator: torch.Generator | None = None
     ) -> Tensor:
         """m independent posterior draws for each x_t: (n, *event) to (n, m, *event)."""
         require_count("m", m)
-        weights, means, variances = self.components(xt, torch.as_tensor(t))
+        weights, means, variances = self.components(xt, t)
         u = rand((len(xt), m), generator=generator, like=xt)
         k = torch.searchsorted(weights.cumsum(-1).contiguous(), u).clamp_max(weights.shape[-1] - 1)
         rows = torch.arange(len(xt), device=xt.device)[:, None]
@@ -78,14 +82,14 @@ class MixturePosterior:
         z = randn((len(xt), m, *xt.shape[1:]), generator=generator, like=xt)
         return means[rows, k] + expand(std, z) * z
 
-    def mean(self, xt: Tensor, t: Tensor) -> Tensor:
+    def mean(self, xt: Tensor, t: float | Tensor) -> Tensor:
         """E[x_0 | x_t], (n, *event)."""
-        weights, means, _ = self.components(xt, torch.as_tensor(t))
+        weights, means, _ = self.components(xt, t)
         return (expand(weights, means) * means).sum(1)
 
-    def std(self, xt: Tensor, t: Tensor) -> Tensor:
+    def std(self, xt: Tensor, t: float | Tensor) -> Tensor:
         """Standard deviation of x_0 given x_t in each coordinate, (n, *event)."""
-        weights, means, variances = self.components(xt, torch.as_tensor(t))
+        weights, means, variances = self.components(xt, t)
         second = means.square() + expand(variances.expand(len(xt), -1), means)
         variance = (expand(weights, means) * second).sum(1) - self.mean(xt, t).square()
         return variance.clamp_min(0).sqrt()
@@ -115,22 +119,27 @@ class GaussianPosterior:
         self.factor = factor
         self.schedule = FlowMatching() if schedule is None else schedule
 
-    def mean(self, xt: Tensor, t: Tensor) -> Tensor:
-        """E[x_0 | x_t], (n, *event)."""
-        alpha, sigma = (expand(c.to(xt.device, xt.dtype), xt) for c in self.schedule(torch.as_tensor(t)))
-        center = self.center.to(xt.device, xt.dtype)
-        gain = alpha * self.scale**2 / ((alpha * self.scale) ** 2 + sigma**2)
-        return center + gain * (xt - alpha * center)
+    def gain(self, t: float | Tensor) -> Tensor:
+        """r(t), by which the posterior mean follows x_t; of the shape of t."""
+        alpha, sigma = self.schedule(as_time(t))
+        return alpha * self.scale**2 / ((alpha * self.scale) ** 2 + sigma**2)
 
-    def variance(self, t: Tensor) -> Tensor:
+    def variance(self, t: float | Tensor) -> Tensor:
         """Variance of a draw given x_t in each coordinate, of the shape of t: it does not depend on x_t."""
-        alpha, sigma = self.schedule(torch.as_tensor(t))
+        alpha, sigma = self.schedule(as_time(t))
         return self.factor * (self.scale * sigma) ** 2 / ((alpha * self.scale) ** 2 + sigma**2)
 
+    def mean(self, xt: Tensor, t: float | Tensor) -> Tensor:
+        """E[x_0 | x_t], (n, *event)."""
+        t = row_times(t, xt)
+        center = self.center.to(xt.device, xt.dtype)
+        alpha, gain = (expand(c.to(xt.dtype), xt) for c in (self.schedule(t)[0], self.gain(t)))
+        return center + gain * (xt - alpha * center)
+
     def draw(
-        self, xt: Tensor, t: Tensor, m: int = 1, cond: Any = None, generator: torch.Generator | None = None
+        self, xt: Tensor, t: float | Tensor, m: int = 1, cond: Any = None, generator: torch.Generator | None = None
     ) -> Tensor:
         """m independent draws for each x_t: (n, *event) to (n, m, *event)."""
         require_count("m", m)
         z = randn((len(xt), m, *xt.shape[1:]), generator=generator, like=xt)
-        return self.mean(xt, t)[:, None] + expand(self.variance(t).sqrt().to(xt.device, xt.dtype), z) * z
+        return self.mean(xt, t)[:, None] + expand(self.variance(row_times(t, xt)).sqrt().to(xt.dtype), z) * z

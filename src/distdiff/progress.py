@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -39,15 +41,45 @@ def bar(label: str, total: int) -> Iterator[Callable[..., None]]:
         yield advance
 
 
+@contextmanager
+def deferred_interrupts() -> Iterator[Callable[[], None]]:
+    """Hold Ctrl-C and SIGTERM back; the context is a function that raises KeyboardInterrupt if one has come.
+
+    A training step is thus never torn. A second Ctrl-C does not wait.
+    """
+    came: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        if came:
+            raise KeyboardInterrupt
+        came.append(number)
+
+    def check() -> None:
+        if came:
+            raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield check
+        return
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield check
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def training(
     config: RunConfig, out: Path | None, *, label: str, resume: bool = False, overwrite: bool = False
 ) -> float:
-    """Train with a bar that shows loss and speed; the seconds it took."""
+    """Train with a bar that shows loss and speed; the seconds it took. An interrupt stops it between two steps."""
     start, first = time.perf_counter(), None
-    with closing(train(config, out, resume=resume, overwrite=overwrite)) as run, bar(label, config.steps) as advance:
+    run = train(config, out, resume=resume, overwrite=overwrite)
+    with deferred_interrupts() as check, closing(run), bar(label, config.steps) as advance:
         for progress in run:
             first = progress.step - 1 if first is None else first
             speed = (progress.step - first) / (time.perf_counter() - start)
             if progress.step % 10 == 0 or progress.step == progress.steps:
                 advance(f"loss {progress.loss:.4f}, {speed:.0f} steps/s", to=progress.step)
+            check()
     return round(time.perf_counter() - start, 1)

@@ -4,29 +4,37 @@ A denoiser takes its randomness from a `torch.Generator`. When sampling, sample 
 the batch is split, so the sampler passes a `SampleGenerator`: a `torch.Generator` with one seed a row. `randn` and
 `rand` here know it, and then compute row i as a function of (seed i, number of earlier calls, position) with the
 counter-based generator Philox4x32-10 (Salmon et al., 2011) and Box and Muller's transform. The same seed therefore
-gives the same noise on every device.
+gives the same noise on every device, up to rounding.
 
 To `torch.randn` and its kin a `SampleGenerator` is an ordinary generator of one stream, unless they are called within
-`RowWise()`, which makes them row-wise too. The sampler wraps denoisers it does not know into it.
+`distdiff.row_wise.RowWise`, into which the sampler wraps denoisers it does not know.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from ._check import require, require_seed
 
-__all__ = ["RowWise", "SampleGenerator", "rand", "randn"]
+__all__ = ["SampleGenerator", "rand", "randn", "stream"]
 
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
+
+
+def stream(seed: int, purpose: str) -> int:
+    """A seed for one purpose of a run (weights, data, ...) that no other purpose shares.
+
+    torch's CPU generator keeps 32 bits of a seed, so that offsets beyond them would collide.
+    """
+    require_seed(seed)
+    return int(np.random.SeedSequence([seed, *purpose.encode()]).generate_state(1)[0])
 
 
 class SampleGenerator(torch.Generator):
@@ -36,12 +44,15 @@ class SampleGenerator(torch.Generator):
         return super().__new__(cls, device=device)  # type: ignore[call-arg]
 
     def __init__(self, seeds: Sequence[int] | Tensor, device: torch.device | str = "cpu") -> None:
-        values = seeds.tolist() if isinstance(seeds, Tensor) else list(seeds)
-        for value in values:
-            require_seed(value)
-        self.seeds = torch.tensor(values, dtype=torch.int64, device=device)
+        if not isinstance(seeds, (Tensor, range)):
+            for value in seeds:
+                require_seed(value)
+        elif len(seeds):
+            require_seed(int(min(seeds)))
+            require_seed(int(max(seeds)))
+        self.seeds = torch.as_tensor(seeds, dtype=torch.int64, device=device)
         self.calls = 0
-        self.manual_seed(values[0] if values else 0)
+        self.manual_seed(int(self.seeds[0]) if len(seeds) else 0)
 
     def words(self, count: int) -> Tensor:
         """`count` fresh 32-bit words a row, as int64 of shape (rows, count)."""
@@ -85,7 +96,8 @@ def _rows(shape: Sequence[int], generator: SampleGenerator) -> int:
 def rand(shape: Sequence[int], *, generator: torch.Generator | None, like: Tensor) -> Tensor:
     """Uniform numbers of the device and floating dtype of `like`; row-wise for a `SampleGenerator`."""
     if isinstance(generator, SampleGenerator):
-        return _uniform(generator, _rows(shape, generator)).reshape(tuple(shape)).to(like.device, like.dtype)
+        u = _uniform(generator, _rows(shape, generator)).reshape(tuple(shape)).to(like.device, like.dtype)
+        return u.clamp_max(1 - torch.finfo(like.dtype).eps / 2)  # rounding to a coarse dtype must not reach 1
     return torch.rand(tuple(shape), generator=generator, device=_device(generator, like), dtype=like.dtype).to(
         like.device
     )
@@ -106,75 +118,3 @@ def randn(shape: Sequence[int], *, generator: torch.Generator | None, like: Tens
 def _device(generator: torch.Generator | None, like: Tensor) -> torch.device:
     """A CPU generator may feed any device, as in diffusers: its numbers are drawn where it lives, then moved."""
     return like.device if generator is None else generator.device
-
-
-class RowWise(TorchFunctionMode):
-    """Within it, torch's own random functions honour the rows of a `SampleGenerator` passed to them.
-
-    That is so for results whose first axis is the number of rows or a multiple of it (rows outermost).
-    """
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        known = _ROW_WISE.get(function) if isinstance(kwargs.get("generator"), SampleGenerator) else None
-        found = None if known is None else known(*args, **kwargs)
-        return function(*args, **kwargs) if found is None else found
-
-
-def _filled(
-    draw: Callable[..., Tensor], shape: Sequence[int], generator: SampleGenerator, like: Tensor
-) -> Tensor | None:
-    """Row-wise numbers of a shape whose first axis is a multiple of the rows; None where it is not."""
-    rows = len(generator.seeds)
-    if not shape or rows == 0 or shape[0] % rows:
-        return None
-    return draw((rows, shape[0] // rows, *shape[1:]), generator=generator, like=like).reshape(tuple(shape))
-
-
-def _factory(draw: Callable[..., Tensor]) -> Callable[..., Tensor | None]:
-    def make(*size: Any, generator: SampleGenerator, out: Tensor | None = None, **options: Any) -> Tensor | None:
-        if out is not None:
-            return None
-        shape = options.pop("size", size[0] if len(size) == 1 and not isinstance(size[0], int) else size)
-        return _filled(draw, shape, generator, torch.empty(0, **options))
-
-    return make
-
-
-def _like(draw: Callable[..., Tensor]) -> Callable[..., Tensor | None]:
-    def make(tensor: Tensor, *, generator: SampleGenerator, **options: Any) -> Tensor | None:
-        return _filled(draw, tensor.shape, generator, torch.empty_like(tensor, **options))
-
-    return make
-
-
-def _normal(
-    mean: Any, std: Any = 1.0, size: Any = None, *, generator: SampleGenerator, **options: Any
-) -> Tensor | None:
-    tensors = [value for value in (mean, std) if isinstance(value, Tensor)]
-    shape = torch.broadcast_shapes(*(value.shape for value in tensors)) if tensors else size
-    z = _filled(randn, shape, generator, tensors[0] if tensors else torch.empty(0, **options))
-    return None if z is None else mean + std * z
-
-
-def _multinomial(
-    weights: Tensor, count: int, replacement: bool = False, *, generator: SampleGenerator
-) -> Tensor | None:
-    if weights.ndim != 2 or not (replacement or count == 1):
-        return None
-    u = _filled(rand, (len(weights), count), generator, weights)
-    if u is None:
-        return None
-    edges = (weights / weights.sum(-1, keepdim=True)).cumsum(-1)
-    return torch.searchsorted(edges, u).clamp_max(weights.shape[-1] - 1)
-
-
-_ROW_WISE: dict[Any, Callable[..., Tensor | None]] = {
-    torch.randn: _factory(randn),
-    torch.rand: _factory(rand),
-    torch.randn_like: _like(randn),
-    torch.rand_like: _like(rand),
-    torch.normal: _normal,
-    torch.multinomial: _multinomial,
-    torch.Tensor.multinomial: _multinomial,
-}

@@ -2,8 +2,9 @@ r"""The few-step sampler (the paper's Algorithm 2).
 
 From :math:`x_{t_N} = \sigma_{t_N} z`, for each step from t to s of a falling time grid: draw :math:`\hat x_0` from the
 denoiser at :math:`(x_t, t)`, then :math:`x_s` from the transition :math:`p(x_s | \hat x_0, x_t)`. With an exact
-posterior the result has the data distribution for any grid and any churn, a single step included; with a posterior
-*mean* (a classical diffusion model) only as the grid becomes fine.
+posterior and a grid that starts where x_t is pure noise, the result has the data distribution for any number of steps
+and any churn, a single step included; with a posterior *mean* (a classical diffusion model) only as the grid becomes
+fine.
 
 Sample i depends on its seed alone (see `distdiff.random`): neither the batch it is in nor the device matter, up to
 rounding in the network.
@@ -17,13 +18,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ._check import is_whole, require, require_between, require_count
+from ._check import is_whole, require, require_between, require_count, require_seed
 from .denoiser import Draws, safe_interval
-from .random import RowWise, SampleGenerator, randn
-from .schedule import SAFETY, time_grid
+from .random import SampleGenerator, randn
+from .row_wise import RowWise
+from .schedule import SAFETY, as_time, time_grid
 from .transition import transition
 
 __all__ = ["Step", "Trajectory", "sample", "sample_trajectory"]
@@ -78,7 +81,7 @@ def sample(
         churn: 1 for the ancestral step, 0 for the deterministic one.
         grid: "uniform", "logsnr", "edm", or N + 1 falling times that end at 0. Named grids start at the denoiser's
             largest safe time, 1 unless it has a `safety`.
-        seed: sample i uses seed + i; or a sequence of n seeds, one a sample.
+        seed: sample i uses seed + i, so that independent sets need seeds n apart; or a sequence of n seeds.
         cond: conditioning, passed to the denoiser; tensors are split along the first axis with the batch, and so are
             the values of a dict.
         batch_size: samples drawn at once; all by default.
@@ -137,8 +140,8 @@ class _Plan:
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
-        whole = all(is_whole(k) and k >= 0 for k in shape)
-        require(len(shape) >= 1 and whole, "shape", tuple(shape), "(n, *event), of whole numbers")
+        listed = isinstance(shape, Sequence) and len(shape) >= 1
+        require(listed and all(is_whole(k) and k >= 0 for k in shape), "shape", shape, "(n, *event), of whole numbers")
         require_between("churn", churn, 0, 1)
         if steps is None:
             require(not isinstance(grid, str), "steps", steps, "given unless grid lists the times")
@@ -149,18 +152,16 @@ class _Plan:
         self.denoiser = denoiser
         self.guard = nullcontext if getattr(denoiser, "own_noise", False) else RowWise
         self.count, self.event = shape[0], tuple(shape[1:])
-        seeds = seed if isinstance(seed, (Sequence, Tensor)) else range(int(seed), int(seed) + self.count)
-        require(len(seeds) == self.count, "seed", f"{len(seeds)} seeds", f"one number, or {self.count} of them")
-        self.seeds = SampleGenerator(seeds).seeds.tolist()
+        self.seeds = _seeds(seed, self.count)
         tensor = next(denoiser.parameters(), None) if isinstance(denoiser, nn.Module) else None
         own_device, own_dtype = (tensor.device, tensor.dtype) if tensor is not None else ("cpu", None)
         self.device = torch.device(device if device is not None else own_device)
         self.dtype = dtype or own_dtype or torch.get_default_dtype()
 
     def start(self, first: int, last: int) -> tuple[Tensor, SampleGenerator]:
-        generator = SampleGenerator(self.seeds[first:last], self.device)
+        generator = SampleGenerator(self.seeds[first:last].to(self.device), self.device)
         like = torch.empty(0, device=self.device, dtype=self.dtype)
-        sigma = float(self.denoiser.schedule(self.times[0])[1])
+        sigma = float(self.denoiser.schedule(as_time(self.times[0]))[1])
         return sigma * randn((last - first, *self.event), generator=generator, like=like), generator
 
     @torch.no_grad()
@@ -180,7 +181,18 @@ class _Plan:
             xt = xs
 
 
+def _seeds(seed: Any, count: int) -> Tensor:
+    """One seed a sample, (count,): the given ones, or `count` consecutive ones."""
+    if isinstance(seed, (Tensor, np.ndarray)):
+        seed = seed.tolist()
+    if not isinstance(seed, Sequence):
+        require_seed(seed)
+        seed = range(int(seed), int(seed) + count)
+    require(len(seed) == count, "seed", f"{len(seed)} seeds", f"one number, or {count} of them")
+    return SampleGenerator(seed).seeds
+
+
 def _rows(cond: Any, first: int, last: int) -> Any:
     if isinstance(cond, Tensor):
-        return cond[first:last]
+        return cond[first:last] if cond.ndim else cond
     return {key: _rows(value, first, last) for key, value in cond.items()} if isinstance(cond, dict) else cond

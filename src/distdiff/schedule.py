@@ -15,13 +15,26 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ._check import require, require_between, require_choice, require_count
+from ._check import BadArgument, require, require_between, require_choice, require_count
 
-__all__ = ["GRIDS", "Cosine", "FlowMatching", "LinearBeta", "Schedule", "as_time", "expand", "time_grid"]
+__all__ = [
+    "GRIDS",
+    "Cosine",
+    "FlowMatching",
+    "LinearBeta",
+    "Schedule",
+    "ScheduleLike",
+    "add_noise",
+    "as_time",
+    "expand",
+    "log_snr",
+    "time_grid",
+]
 
 GRIDS = ("uniform", "logsnr", "edm")
 SAFETY = 1e-3
@@ -40,6 +53,24 @@ def expand(value: Tensor, like: Tensor) -> Tensor:
     return value.reshape(value.shape + (1,) * (like.ndim - value.ndim)) if value.ndim else value
 
 
+class ScheduleLike(Protocol):
+    """Anything that maps t to (alpha_t, sigma_t)."""
+
+    def __call__(self, t: Tensor, /) -> tuple[Tensor, Tensor]: ...
+
+
+def add_noise(schedule: ScheduleLike, x0: Tensor, t: float | Tensor, z: Tensor) -> Tensor:
+    """x_t = alpha_t x0 + sigma_t z for x0 and z (n, *event), t () or (n,)."""
+    alpha, sigma = schedule(as_time(t))
+    return expand(alpha, x0) * x0 + expand(sigma, z) * z
+
+
+def log_snr(schedule: ScheduleLike, t: Tensor) -> Tensor:
+    """log(alpha_t**2 / sigma_t**2): +inf at t = 0, and -inf where alpha is 0."""
+    alpha, sigma = schedule(t)
+    return 2 * (alpha.log() - sigma.log())
+
+
 class Schedule(ABC):
     """A pair of functions (alpha_t, sigma_t) on [0, 1]. Subclasses give the pair and the inverse of its log-SNR."""
 
@@ -49,16 +80,10 @@ class Schedule(ABC):
 
     @abstractmethod
     def time(self, log_snr: float | Tensor) -> Tensor:
-        """The t at which the log-SNR takes the given value."""
+        """The t at which the log-SNR takes the given value, in [0, 1]."""
 
     def log_snr(self, t: float | Tensor) -> Tensor:
-        alpha, sigma = self(t)
-        return 2 * (alpha.log() - sigma.log())
-
-    def noise(self, x0: Tensor, t: Tensor, z: Tensor) -> Tensor:
-        """x_t = alpha_t x0 + sigma_t z for x0 and z (n, *event), t () or (n,)."""
-        alpha, sigma = self(t)
-        return expand(alpha, x0) * x0 + expand(sigma, z) * z
+        return log_snr(self, as_time(t))
 
 
 @dataclass(frozen=True)
@@ -118,7 +143,7 @@ class LinearBeta(Schedule):
         log_alpha_bar = torch.nn.functional.logsigmoid(log_snr)
         index = (torch.searchsorted(-knots, -log_alpha_bar.contiguous()) - 1).clamp(0, self.steps - 1)
         fraction = (log_alpha_bar - knots[index]) / (knots[index + 1] - knots[index])
-        return (index + fraction) / self.steps
+        return ((index + fraction) / self.steps).clamp(0, 1)
 
 
 @lru_cache(maxsize=16)
@@ -128,7 +153,7 @@ def _log_alpha_bar(beta_start: float, beta_end: float, steps: int) -> Tensor:
 
 
 def time_grid(
-    schedule: Schedule,
+    schedule: ScheduleLike,
     steps: int,
     grid: str | Sequence[float] | Tensor = "uniform",
     *,
@@ -152,6 +177,8 @@ def time_grid(
     if grid == "uniform" or steps == 1:
         return torch.linspace(t_max, 0, steps + 1, dtype=torch.float64)
     require_between("safety", safety, 0, 0.5, open_low=True)
+    if not isinstance(schedule, Schedule):
+        raise BadArgument(f"grid must be uniform or a list of times for a schedule without a log-SNR, got {grid!r}")
     edge = schedule.log_snr(torch.tensor([min(t_max, 1 - safety), safety], dtype=torch.float64))
     if grid == "edm":
         low, high = torch.exp(-edge / 2) ** (1 / 7)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ._check import require, require_between, require_count
-from .kernel import Kernel, distance
+from .kernel import Kernel, distance, points
 
 __all__ = ["between", "confinement", "discrepancy", "interaction", "kernel_score", "score_loss", "within"]
 
@@ -80,7 +80,7 @@ def discrepancy(kernel: Kernel, x: Tensor, y: Tensor, unbiased: bool = True, blo
 def between(kernel: Kernel, x: Tensor, y: Tensor, block: int = 1024) -> Tensor:
     """Mean of rho over all pairs of a point of x and a point of y, in float64."""
     require_count("block", block)
-    x, y = _points(x), _points(y)
+    x, y = points(x), points(y)
     total = torch.zeros((), dtype=_wide(x), device=x.device)
     for a in x.split(block):
         for b in y.split(block):
@@ -91,7 +91,7 @@ def between(kernel: Kernel, x: Tensor, y: Tensor, block: int = 1024) -> Tensor:
 def within(kernel: Kernel, x: Tensor, unbiased: bool = True, block: int = 1024) -> Tensor:
     """Mean of rho over pairs of points of one set, in float64: pairs of different points, or all if not `unbiased`."""
     require_count("block", block)
-    x = _points(x)
+    x = points(x)
     parts = x.split(block)
     total = torch.zeros((), dtype=_wide(x), device=x.device)
     own = len(x) * kernel.rho(total)
@@ -113,8 +113,3 @@ def _wide(x: Tensor) -> torch.dtype:
 def _events(draws: Tensor) -> Tensor:
     """(n, m, *event) to (n, m, d)."""
     return draws.flatten(2) if draws.ndim > 2 else draws.unsqueeze(-1)
-
-
-def _points(x: Tensor) -> Tensor:
-    """(p, *event) to (p, d)."""
-    return x.flatten(1) if x.ndim > 1 else x.unsqueeze(-1)

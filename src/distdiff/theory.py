@@ -19,6 +19,7 @@ and f = 2 c^{3/2} for the inverse multiquadric; the exponential kernel with f = 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ import torch
 from scipy import integrate, optimize
 from torch import Tensor
 
-from ._check import require, require_between, require_count, require_positive
+from ._check import BadArgument, require, require_between, require_count, require_positive
 from .kernel import RBF, Energy, Exponential, InverseMultiquadric, Kernel
 from .loss import NoWeighting, Weighting
 from .posterior import GaussianPosterior
@@ -54,7 +55,7 @@ def variance_factor(lam: Any, beta: Any) -> Any:
     the mean only, and the slightest pull of the confinement wins.
     """
     tensor = isinstance(lam, Tensor) or isinstance(beta, Tensor)
-    lam, beta = np.asarray(lam, dtype=np.float64), np.asarray(beta, dtype=np.float64)
+    lam, beta = (np.asarray(v.detach().cpu() if isinstance(v, Tensor) else v, dtype=np.float64) for v in (lam, beta))
     require(bool(((lam >= 0) & (lam <= 1)).all()), "lam", lam.tolist(), "in [0, 1]")
     require(bool(((beta > 0) & (beta <= 2)).all()), "beta", beta.tolist(), "in (0, 2]")
     with np.errstate(divide="ignore", over="ignore"):
@@ -90,10 +91,9 @@ def gaussian_path(
     means, variances = [torch.zeros((), dtype=torch.float64)], [schedule(times[0])[1] ** 2]
     for t, s in pairwise(times):
         move = transition(schedule, t, s, churn)
-        alpha, sigma = schedule(t)
-        gain = alpha * std**2 / ((alpha * std) ** 2 + sigma**2)
+        gain = posterior.gain(t)
         slope = move.c_xt + move.c_x0 * gain
-        means.append(slope * means[-1] + move.c_x0 * (1 - alpha * gain) * mean)
+        means.append(slope * means[-1] + move.c_x0 * (1 - schedule(t)[0] * gain) * mean)
         variances.append(move.std**2 + move.c_x0**2 * posterior.variance(t) + slope**2 * variances[-1])
     return GaussianPath(times, torch.stack(means), torch.stack(variances))
 
@@ -102,50 +102,47 @@ def conditional_snr(
     std: float, weighting: Weighting | None = None, *, beta: float = 1.0, n: int = 1, schedule: Schedule | None = None
 ) -> float:
     """Signal-to-noise ratio of the conditional interaction, m large, for data N(0, std**2 I)."""
+    require_positive("std", std)
     schedule = FlowMatching() if schedule is None else schedule
-
-    def spread(t: Tensor) -> Tensor:
-        alpha, sigma = schedule(t)
-        return std * sigma / ((alpha * std) ** 2 + sigma**2).sqrt()
-
-    return _snr(lambda t: spread(t) ** beta, std, weighting, beta, n, schedule)
+    posterior = GaussianPosterior(0.0, std, schedule=schedule)
+    return _snr(lambda t: posterior.variance(t) ** (beta / 2), weighting, beta, n, schedule)
 
 
 def joint_snr(
     std: float, weighting: Weighting | None = None, *, beta: float = 1.0, n: int = 1, schedule: Schedule | None = None
 ) -> float:
     """Signal-to-noise ratio of the (additive) joint interaction, m large, for data N(0, std**2 I)."""
+    require_positive("std", std)
     schedule = FlowMatching() if schedule is None else schedule
 
     def spread(t: Tensor) -> Tensor:
         alpha, sigma = schedule(t)
         return std**beta + ((alpha * std) ** 2 + sigma**2) ** (beta / 2)
 
-    return _snr(spread, std, weighting, beta, n, schedule)
+    return _snr(spread, weighting, beta, n, schedule)
 
 
 def _snr(
     interaction: Callable[[Tensor], Tensor],
-    std: float,
     weighting: Weighting | None,
     beta: float,
     n: int,
     schedule: Schedule,
 ) -> float:
-    require_positive("std", std)
     require_between("beta", beta, 0, 2, open_low=True)
     require_count("n", n)
     weight = NoWeighting() if weighting is None else weighting
 
-    def moment(power: int) -> float:
-        def integrand(t: float) -> float:
-            time = torch.tensor(t, dtype=torch.float64)
-            return float((weight(schedule, time) * interaction(time)) ** power)
+    def integral(value: Callable[[float], float]) -> float:
+        return integrate.quad(value, 0, 1, limit=200, epsabs=1e-13, epsrel=1e-10, points=(0.01, 0.1, 0.9))[0]
 
-        return integrate.quad(integrand, 0, 1, limit=200, epsabs=1e-12, epsrel=1e-10, points=(0.01, 0.1, 0.9))[0]
+    def h(t: float) -> float:
+        time = torch.tensor(t, dtype=torch.float64)
+        return float(weight(schedule, time) * interaction(time))
 
-    first = moment(1)
-    return n * first**2 / (moment(2) - first**2)
+    mean = integral(h)
+    variance = integral(lambda t: (h(t) - mean) ** 2)
+    return n * mean**2 / variance if variance > 1e-24 * mean**2 else math.inf
 
 
 def snr_crossing(
@@ -155,7 +152,10 @@ def snr_crossing(
     schedule: Schedule | None = None,
     bracket: tuple[float, float] = (1e-2, 1e2),
 ) -> float | None:
-    """The std above which the conditional interaction is the easier one to estimate, or None without a crossing."""
+    """The std from which on the conditional interaction is the easier one to estimate.
+
+    None where the bracket holds no such std: with little or no weighting it is the joint one that wins for wide data.
+    """
 
     def excess(log_std: float) -> float:
         std = float(np.exp(log_std))
@@ -163,7 +163,7 @@ def snr_crossing(
         return float(np.log(ratios[0] / ratios[1]))
 
     low, high = np.log(bracket)
-    if excess(low) * excess(high) > 0:
+    if not excess(low) < 0 < excess(high):
         return None
     return float(np.exp(optimize.brentq(excess, low, high, xtol=1e-10)))
 
@@ -183,4 +183,4 @@ def diffusion_limit(kernel: Kernel) -> DiffusionLimit:
         return DiffusionLimit(2 * kernel.c**1.5, Energy(2))
     if isinstance(kernel, Exponential):
         return DiffusionLimit(kernel.sigma, Energy(1))
-    raise ValueError(f"kernel must be one of RBF, InverseMultiquadric, Exponential, got {kernel!r}")
+    raise BadArgument(f"kernel must be one of RBF, InverseMultiquadric, Exponential, got {kernel!r}")

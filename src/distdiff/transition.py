@@ -16,21 +16,15 @@ Churn is the paper's :math:`\varepsilon`. DDIM's eta scales the standard deviati
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ._check import require, require_between
-from .schedule import as_time, expand
+from .schedule import ScheduleLike, as_time, expand
 
-__all__ = ["ScheduleLike", "Transition", "churn_to_eta", "eta_to_churn", "transition"]
-
-
-class ScheduleLike(Protocol):
-    """Anything that maps t to (alpha_t, sigma_t)."""
-
-    def __call__(self, t: Tensor, /) -> tuple[Tensor, Tensor]: ...
+__all__ = ["Transition", "churn_to_eta", "eta_to_churn", "transition"]
 
 
 class Transition(NamedTuple):
@@ -52,7 +46,8 @@ def transition(schedule: ScheduleLike, t: float | Tensor, s: float | Tensor, chu
     a, b, alpha_t, alpha_s, sigma_s = _ratios(schedule, t, s)
     u = churn**2 * (1 - a * b).clamp_min(0)
     c_xt = b * (1 - u)
-    return Transition(c_xt, alpha_s - alpha_t * c_xt, sigma_s * torch.sqrt(u * (2 - u)))
+    std = sigma_s * torch.sqrt(u * (2 - u)) if churn else torch.zeros_like(c_xt)  # no root of 0 to differentiate
+    return Transition(c_xt, alpha_s - alpha_t * c_xt, std)
 
 
 def churn_to_eta(schedule: ScheduleLike, t: float | Tensor, s: float | Tensor, churn: float) -> Tensor:

@@ -14,18 +14,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._check import require_between, require_count
+from .._check import require, require_between, require_count
 from ..data.toy import Toy
 from ..denoiser import Draws
 from ..kernel import RBF
+from ..random import stream
 from ..sample import Step, sample
 from ..score import between, within
 
 __all__ = ["Measurement", "Reference", "floor", "measure", "posterior_spread"]
 
 KERNEL = RBF(1.0)
-HELD_OUT, FLOOR = 1_000_003, 2_000_003
-"""Added to seeds, so that no set shares its stream with the training data or another; torch keeps 32 bits of a seed."""
 
 
 class Measurement(NamedTuple):
@@ -43,7 +42,7 @@ class Reference:
     def __init__(self, toy: Toy, *, points: int = 4096, repeats: int = 1, seed: int = 0) -> None:
         require_count("points", points, least=2)
         require_count("repeats", repeats)
-        generator = torch.Generator().manual_seed(seed + HELD_OUT)
+        generator = torch.Generator().manual_seed(stream(seed, "held-out"))
         self.points = points
         self.sets = [toy.sample(points, generator) for _ in range(repeats)]
         self.own = [float(within(KERNEL, real)) for real in self.sets]
@@ -52,7 +51,8 @@ class Reference:
         """D_rho of the k-th of the given sets, of equally many points, and the k-th held-out set."""
         n, at_zero = self.points, float(KERNEL.rho(torch.zeros(())))
         unbiased, biased = [], []
-        for samples, real, own in zip(sets, self.sets, self.own, strict=False):
+        for samples, real, own in zip(sets, self.sets, self.own, strict=False):  # fewer sets than held out will do
+            require(len(samples) == n, "samples", len(samples), f"{n} points, as many as were held out")
             across, inside = float(between(KERNEL, samples, real)), float(within(KERNEL, samples))
             unbiased.append(across - (inside + own) / 2)
             biased.append(across - ((n - 1) * (inside + own) / 2 + at_zero) / n)
@@ -80,7 +80,7 @@ def measure(
 
 def floor(toy: Toy, reference: Reference, seed: int = 0) -> Measurement:
     """D_rho between other sets of the true distribution and the held-out ones."""
-    generator = torch.Generator().manual_seed(seed + FLOOR)
+    generator = torch.Generator().manual_seed(stream(seed, "floor"))
     return reference.compare(toy.sample(reference.points, generator) for _ in reference.sets)
 
 

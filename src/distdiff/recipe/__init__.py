@@ -1,7 +1,7 @@
 """Recipes: every setting of every experiment, by name and scale."""
 
 from .closed import GAUSSIAN, SNR, GaussianStudy, SnrStudy
-from .config import SCALES, RunConfig, from_dict
+from .config import SCALES, RunConfig
 from .points import DEMO, STUDIES, PointStudy
 
 __all__ = [
@@ -15,7 +15,6 @@ __all__ = [
     "PointStudy",
     "RunConfig",
     "SnrStudy",
-    "from_dict",
 ]
 
 RECIPES: dict[str, dict[str, RunConfig]] = {

@@ -5,15 +5,10 @@ They hold numbers and names. What the names stand for is built in `distdiff.trai
 
 from __future__ import annotations
 
-import dataclasses
-import types
-import typing
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-from .._check import require
-
-__all__ = ["SCALES", "DataConfig", "LossConfig", "NetworkConfig", "OptimConfig", "RunConfig", "from_dict"]
+__all__ = ["SCALES", "DataConfig", "LossConfig", "NetworkConfig", "OptimConfig", "RunConfig"]
 
 SCALES = ("paper", "small", "smoke")
 
@@ -106,29 +101,3 @@ class RunConfig:
     network: NetworkConfig = field(default_factory=NetworkConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
-
-
-def from_dict(cls: type, values: Any, where: str = "config") -> Any:
-    """A dataclass from what `dataclasses.asdict` and JSON made of it; unknown or ill-typed entries are errors."""
-    require(isinstance(values, dict), where, values, "a table of settings")
-    hints = typing.get_type_hints(cls)
-    unknown = sorted(set(values) - set(hints))
-    require(not unknown, where, unknown, "made of " + ", ".join(hints))
-    return cls(**{key: _convert(hints[key], value, f"{where}.{key}") for key, value in values.items()})
-
-
-def _convert(hint: Any, value: Any, where: str) -> Any:
-    if dataclasses.is_dataclass(hint):
-        return from_dict(typing.cast(type, hint), value, where)
-    origin, options = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        require(value in options, where, value, "one of " + ", ".join(map(str, options)))
-        return value
-    if origin in (typing.Union, types.UnionType):
-        return None if value is None else _convert(next(o for o in options if o is not type(None)), value, where)
-    if origin is tuple:
-        return tuple(value)
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    fits = number if hint is float else isinstance(value, hint)
-    require(fits, where, value, f"of type {hint.__name__}")
-    return value

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..figure import save
@@ -38,6 +39,11 @@ class Record:
     def figure(self, figure: Any, name: str, caption: str) -> None:
         self.figures += save(figure, self.folder, name)
         self.text.append(f"![{caption}]({name}.png)\n\n*{caption}*")
+
+    def arrays(self, name: str, arrays: dict[str, np.ndarray]) -> None:
+        """Points of a figure, too many for results.json: NAME.npz beside it."""
+        np.savez_compressed(self.folder / f"{name}.npz", **arrays)  # type: ignore[arg-type]
+        self.results[name] = f"{name}.npz"
 
     def write(self, title: str, findings: Sequence[str]) -> None:
         """results.json and report.md; `findings` are the sentences a reader should take away."""

@@ -18,8 +18,9 @@ from ..figure import canvas
 from ..kernel import Energy
 from ..loss import Sigmoid
 from ..posterior import GaussianPosterior
+from ..random import stream
 from ..recipe import SNR, SnrStudy
-from ..schedule import FlowMatching
+from ..schedule import FlowMatching, add_noise
 from ..score import interaction
 from ..theory import conditional_snr, joint_snr, snr_crossing
 from .record import Record, table
@@ -66,7 +67,7 @@ def run(scale: str, out: Path) -> None:
         "Conditional or joint scores",
         [
             "The conditional interaction has the higher signal-to-noise ratio for every variance above "
-            + ", ".join("never" if v is None else f"{v:.3f} (b={b:g})" for b, v in crossings.items())
+            + ", ".join(f"{v:.3f} (b={b:g})" for b, v in crossings.items() if v is not None)
             + ".",
             f"Simulated at σ²=1, b={study.biases[0]:g} with populations of {study.population}: conditional "
             f"{simulated['conditional']:.2f} (formula, for infinite populations, {exact['conditional']:.2f}), joint "
@@ -79,12 +80,12 @@ def _simulate(kind: str, std: float, weighting: Sigmoid, study: SnrStudy) -> flo
     """The ratio for one data point, from the mean and variance of simulated interactions."""
     schedule, kernel = FlowMatching(), Energy(1.0)
     posterior = GaussianPosterior(0.0, std, schedule=schedule)
-    generator = torch.Generator().manual_seed(study.seed)
+    generator = torch.Generator().manual_seed(stream(study.seed, kind))
     n, m, dim = 64 * study.groups, study.population, 8
 
     def noisy(count: int, t: Tensor) -> tuple[Tensor, Tensor]:
         x0 = std * torch.randn(count, dim, generator=generator)
-        return x0, schedule.noise(x0, t, torch.randn(count, dim, generator=generator))
+        return x0, add_noise(schedule, x0, t, torch.randn(count, dim, generator=generator))
 
     t = torch.rand(n, generator=generator)
     if kind == "conditional":

@@ -5,12 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._check import require, require_between, require_choice, require_count, require_positive, require_seed
+from .._check import (
+    BadArgument,
+    require,
+    require_choice,
+    require_count,
+    require_positive,
+    require_seed,
+)
 from ..data.toy import TOYS
 from ..denoiser import Denoiser
 from ..kernel import RBF, Energy, Exponential, InverseMultiquadric, Kernel, median_distance
 from ..loss import ConditionalLoss, JointLoss, Loss, MarginalLoss, NoWeighting, RegressionLoss, Sigmoid, Weighting
 from ..nn import MLP
+from ..random import stream
 from ..recipe.config import DataConfig, LossConfig, NetworkConfig, OptimConfig, RunConfig
 from ..schedule import Cosine, FlowMatching, LinearBeta
 
@@ -62,18 +70,17 @@ def pick_device(name: str) -> torch.device:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError):
-        raise ValueError(f"device must be auto or a device of this machine such as cpu, got {name!r}") from None
+        raise BadArgument(f"device must be auto or a device of this machine such as cpu, got {name!r}") from None
     return torch.device(name)
 
 
 def build_data(data: DataConfig) -> Tensor:
     """The training points, (points, 2)."""
-    return TOYS[data.name].sample(data.points, torch.Generator().manual_seed(data.seed))
+    return TOYS[data.name].sample(data.points, torch.Generator().manual_seed(stream(data.seed, "data")))
 
 
 def build_denoiser(config: NetworkConfig) -> Denoiser:
     require_choice("network.schedule", config.schedule, SCHEDULES)
-    require_between("network.safety", config.safety, 0, 0.5)
     network = MLP(2, noise_dim=config.noise_dim, width=config.width, depth=config.depth, time_width=config.time_width)
     return Denoiser(
         network,

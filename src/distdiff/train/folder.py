@@ -13,19 +13,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import typing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from .._check import require
+from .._check import BadArgument, require
 from ..denoiser import Denoiser
-from ..recipe.config import RunConfig, from_dict
+from ..recipe.config import RunConfig
 from .build import build_denoiser, pick_device
 
-__all__ = ["RunFolder", "load_denoiser", "make_folder"]
+__all__ = ["RunFolder", "flatten", "from_dict", "load_denoiser", "load_weights", "make_folder"]
 
 
 def make_folder(path: Path) -> Path:
@@ -36,7 +37,9 @@ def make_folder(path: Path) -> Path:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise ValueError(f"out must be a folder that can be written to, got {str(path)!r} ({error.strerror})") from None
+        raise BadArgument(
+            f"out must be a folder that can be written to, got {str(path)!r} ({error.strerror})"
+        ) from None
     return path
 
 
@@ -55,6 +58,9 @@ class RunFolder:
         make_folder(self.path)
         for old in (self.metrics, self.weights, self.checkpoint):
             old.unlink(missing_ok=True)
+        self.write_config(config)
+
+    def write_config(self, config: RunConfig) -> None:
         self.config.write_text(json.dumps(dataclasses.asdict(config), indent=2) + "\n")
 
     def read_config(self) -> RunConfig:
@@ -62,7 +68,7 @@ class RunFolder:
         try:
             values = json.loads(self.config.read_text())
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"{self.config} must be JSON, got {error}") from None
+            raise BadArgument(f"{self.config} must be JSON, got {error}") from None
         return from_dict(RunConfig, values)
 
     def log(self, values: dict[str, Any]) -> None:
@@ -72,8 +78,9 @@ class RunFolder:
     def trim_metrics(self, step: int) -> None:
         """Forget what was logged after a checkpoint that training goes on from."""
         if self.metrics.exists():
-            lines = [line for line in self.metrics.read_text().splitlines() if json.loads(line)["step"] <= step]
-            self.metrics.write_text("".join(line + "\n" for line in lines))
+            whole = [line for line in self.metrics.read_text().splitlines() if line.endswith("}")]
+            kept = [line for line in whole if json.loads(line)["step"] <= step]
+            self.metrics.write_text("".join(line + "\n" for line in kept))
 
     def save(self, file: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
         aside = file.with_suffix(".partial")
@@ -87,7 +94,7 @@ class RunFolder:
                 metadata = reader.metadata() or {}
             return load_file(file), metadata
         except (SafetensorError, OSError) as error:
-            raise ValueError(f"{file} must be a whole safetensors file, got a corrupt one ({error})") from None
+            raise BadArgument(f"{file} must be a whole safetensors file, got a corrupt one ({error})") from None
 
 
 def load_weights(module: nn.Module, tensors: dict[str, Tensor], source: Path) -> None:
@@ -106,3 +113,38 @@ def load_denoiser(path: str | Path, device: str = "auto") -> tuple[Denoiser, Run
     denoiser = build_denoiser(config.network)
     load_weights(denoiser, folder.load(folder.weights)[0], folder.weights)
     return denoiser.to(pick_device(device)).eval().requires_grad_(False), config
+
+
+def flatten(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by their dotted names, as the command line writes them."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat
+
+
+def from_dict(cls: type, values: Any, where: str = "config") -> Any:
+    """A dataclass from what `dataclasses.asdict` and JSON made of it; unknown or ill-typed entries are errors."""
+    require(isinstance(values, dict), where, values, "a table of settings")
+    hints = typing.get_type_hints(cls)
+    unknown = sorted(set(values) - set(hints))
+    require(not unknown, where, unknown, "made of " + ", ".join(hints))
+    return cls(**{key: _convert(hints[key], value, f"{where}.{key}") for key, value in values.items()})
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(hint):
+        return from_dict(typing.cast(type, hint), value, where)
+    origin, options = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        require(value in options, where, value, "one of " + ", ".join(map(str, options)))
+        return value
+    if origin is tuple:
+        require(
+            isinstance(value, list) and len(value) == len(options), where, value, f"a list of {len(options)} numbers"
+        )
+        return tuple(_convert(kind, entry, where) for kind, entry in zip(options, value, strict=True))
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    fits = number if hint is float else isinstance(value, hint)
+    require(fits, where, value, f"of type {hint.__name__}")
+    return value

@@ -1,8 +1,9 @@
 """The training loop: Adam, warm-up, clipping, averaged weights, and a run folder that survives an interruption.
 
 `train` is a generator that yields its progress, so that a command line can draw a bar and a notebook can watch. All
-randomness after the initial weights comes from one generator whose state is part of the checkpoint; a resumed run
-therefore continues as if it had never stopped.
+randomness after the initial weights comes from one generator whose state is part of the checkpoint. A resumed run
+continues as if it had never stopped, wherever it was interrupted: a step that fails before the weights change leaves no
+trace, and one torn while they change is not saved.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Generator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,11 +21,12 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from .._check import require
 from ..denoiser import Denoiser
+from ..random import stream
 from ..recipe.config import OptimConfig, RunConfig
 from .build import build_data, build_denoiser, build_loss, check, pick_device
-from .folder import RunFolder, load_weights
+from .folder import RunFolder, flatten, load_weights
 
-__all__ = ["Progress", "learning_rate", "train"]
+__all__ = ["Progress", "TrainState", "learning_rate", "train"]
 
 
 class Progress(NamedTuple):
@@ -70,22 +72,19 @@ def train(
         _require_same(folder, config)
     elif folder is not None:
         folder.create(config, overwrite=overwrite)
-    return _iterate(_State(config), folder, resume)
+    return _iterate(TrainState(config), folder, resume)
 
 
 def _require_same(folder: RunFolder, config: RunConfig) -> None:
-    """A resumed run may be longer, log differently or move to another device, but is otherwise the same run."""
+    """A resumed run may be longer or log differently, but is otherwise the same run."""
     saved = folder.read_config()
     free = {name: getattr(config, name) for name in ("steps", "device", "log_every", "save_every")}
-    different = [
-        f"{name}={getattr(saved, name)!r}"
-        for name in ("batch_size", "seed", "data", "network", "loss", "optim")
-        if getattr(replace(saved, **free), name) != getattr(config, name)
-    ]
-    require(not different, "settings", f"a change of {'; '.join(different)}", f"those of the run in {folder.path}")
+    before, after = flatten(asdict(replace(saved, **free))), flatten(asdict(config))
+    changed = [f"{name} {before[name]} -> {after[name]}" for name in after if before[name] != after[name]]
+    require(not changed, "settings", "; ".join(changed), f"those of the run in {folder.path}")
 
 
-class _State:
+class TrainState:
     """All that changes in a run."""
 
     def __init__(self, config: RunConfig) -> None:
@@ -95,34 +94,48 @@ class _State:
         self.loss = build_loss(config.loss, data)
         self.data = data.to(self.device)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(config.seed)
+            torch.manual_seed(stream(config.seed, "weights"))
             self.denoiser = build_denoiser(config.network).to(self.device)
         self.ema = AveragedModel(self.denoiser, multi_avg_fn=_averaging(config.optim.ema))
         optim = config.optim
         self.optimizer = torch.optim.Adam(
             self.denoiser.parameters(), lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=self.device.type != "mps"
         )
-        self.generator = torch.Generator(self.device).manual_seed(config.seed + 1)
+        self.generator = torch.Generator(self.device).manual_seed(stream(config.seed, "batches"))
         self.step = 0
+        self.torn = False
+        """Whether the weights are between two steps, after an interruption at the worst moment."""
 
     def advance(self) -> Tensor:
         """One step; the batch's mean loss."""
-        config = self.config
-        rows = torch.randint(len(self.data), (config.batch_size,), generator=self.generator, device=self.device)
+        before = self.generator.get_state()
+        try:
+            loss = self.gradients()
+        except BaseException:
+            self.generator.set_state(before)
+            raise
+        self.torn = True
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.config.optim, self.step, self.config.steps)
+        self.optimizer.step()
+        self.ema.update_parameters(self.denoiser)
+        self.step += 1
+        self.torn = False
+        return loss
+
+    def gradients(self) -> Tensor:
+        """Put the clipped gradient of a fresh batch into the parameters; its loss."""
+        size = (self.config.batch_size,)
+        rows = torch.randint(len(self.data), size, generator=self.generator, device=self.device)
         loss = self.loss(self.denoiser, self.data[rows], generator=self.generator).mean()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        norm = nn.utils.clip_grad_norm_(self.denoiser.parameters(), config.optim.clip)
+        norm = nn.utils.clip_grad_norm_(self.denoiser.parameters(), self.config.optim.clip)
         if not bool(torch.isfinite(loss.detach() + norm)):
             raise FloatingPointError(
                 f"step {self.step + 1}: loss {loss.item()}, gradient norm {norm.item()}; the weights of step "
                 f"{self.step} are untouched. A lower optim.lr or another loss may help"
             )
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(config.optim, self.step, config.steps)
-        self.optimizer.step()
-        self.ema.update_parameters(self.denoiser)
-        self.step += 1
         return loss.detach()
 
     def tensors(self) -> dict[str, Tensor]:
@@ -135,7 +148,20 @@ class _State:
         }
         return tensors | {"generator": self.generator.get_state()}
 
-    def restore(self, tensors: dict[str, Tensor], step: int, source: Path) -> None:
+    def save(self, folder: RunFolder) -> None:
+        folder.save(folder.weights, self.ema.module.state_dict())
+        folder.save(folder.checkpoint, self.tensors(), {"step": str(self.step), "device": self.device.type})
+
+    def restore(self, folder: RunFolder) -> None:
+        """Take up the last checkpoint of a run."""
+        source = folder.checkpoint
+        tensors, metadata = folder.load(source)
+        step, device = metadata.get("step", ""), metadata.get("device", "")
+        require(step.isdigit(), f"step of {source}", step, "a whole number")
+        require(
+            device == self.device.type, "device", self.device.type, f"{device}, as the run in {folder.path} began on"
+        )
+        require(int(step) <= self.config.steps, "steps", self.config.steps, f"at least {step}, which are done already")
         groups: dict[str, dict[str, Tensor]] = {"model": {}, "ema": {}, "optimizer": {}}
         for key, value in tensors.items():
             if key != "generator":
@@ -149,36 +175,31 @@ class _State:
             states.setdefault(int(index), {})[name] = value
         self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": states})
         self.generator.set_state(tensors["generator"])
-        self.step = step
+        self.step = int(step)
 
 
-def _iterate(state: _State, folder: RunFolder | None, resume: bool) -> Generator[Progress, None, None]:
+def _iterate(state: TrainState, folder: RunFolder | None, resume: bool) -> Generator[Progress, None, None]:
     config = state.config
     averaged: Denoiser = state.ema.module  # type: ignore[assignment]
     if folder is not None and resume:
-        tensors, metadata = folder.load(folder.checkpoint)
-        state.restore(tensors, int(metadata["step"]), folder.checkpoint)
+        state.restore(folder)
+        folder.write_config(config)
         folder.trim_metrics(state.step)
     total, count, start, saved = 0.0, 0, time.perf_counter(), state.step
-
-    def save() -> None:
-        if folder is not None:
-            folder.save(folder.weights, averaged.state_dict())
-            folder.save(folder.checkpoint, state.tensors(), {"step": str(state.step)})
-
     try:
         while state.step < config.steps:
             total, count = total + float(state.advance()), count + 1
-            yield Progress(state.step, config.steps, total / count, averaged)
+            mean = total / count
             if state.step % config.log_every == 0 or state.step == config.steps:
                 if folder is not None:
                     rate = learning_rate(config.optim, state.step - 1, config.steps)
                     seconds = round(time.perf_counter() - start, 3)
-                    folder.log({"step": state.step, "loss": total / count, "lr": rate, "seconds": seconds})
+                    folder.log({"step": state.step, "loss": mean, "lr": rate, "seconds": seconds})
                 total, count = 0.0, 0
-            if state.step % config.save_every == 0:
-                save()
+            if folder is not None and state.step % config.save_every == 0:
+                state.save(folder)
                 saved = state.step
+            yield Progress(state.step, config.steps, mean, averaged)
     finally:
-        if state.step > saved or not (folder is None or folder.weights.exists()):
-            save()
+        if folder is not None and not state.torn and (state.step > saved or not folder.weights.exists()):
+            state.save(folder)

@@ -6,7 +6,6 @@ A bad argument prints one sentence and exits with 2 before anything is written; 
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,8 +14,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from ._check import require, require_choice
-from .recipe import RECIPES, SCALES, RunConfig
+from .._check import BadArgument, require, require_choice
+from ..recipe import RECIPES, SCALES, RunConfig
 
 __all__ = ["main"]
 
@@ -93,8 +92,8 @@ class DemoArgs:
 
 
 def train_command(argv: Sequence[str]) -> str:
-    from .progress import training
-    from .train.build import check
+    from ..progress import training
+    from ..train.build import check
 
     recipe = _recipe(argv)
     scale = _option(argv, "--scale") or "small"
@@ -109,7 +108,7 @@ def train_command(argv: Sequence[str]) -> str:
 
 
 def sample_command(argv: Sequence[str]) -> str:
-    from .draw import draw_points
+    from .sample import draw_points
 
     args = _parse(SampleArgs, argv, "sample")
     out = args.out or args.run / "samples"
@@ -128,7 +127,7 @@ def sample_command(argv: Sequence[str]) -> str:
 
 
 def reproduce_command(argv: Sequence[str]) -> str:
-    from .reproduce import EXPERIMENTS, reproduce
+    from ..reproduce import EXPERIMENTS, reproduce
 
     args = _parse(ReproduceArgs, argv, "reproduce")
     require_choice("experiment", args.name, EXPERIMENTS)
@@ -181,24 +180,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(HELP, end="")
         raise SystemExit(0 if argv else 2)
     if argv[0] == "--version":
-        from . import __version__
+        from .. import __version__
 
         print(f"distdiff {__version__}")
         return
-    signal.signal(signal.SIGTERM, _interrupt)
     try:
         require_choice("command", argv[0], COMMANDS)
         print(COMMANDS[argv[0]](argv[1:]))
-    except ValueError as error:
+    except BadArgument as error:
         _leave(str(error), 2)
     except FloatingPointError as error:
         _leave(str(error), 1)
     except KeyboardInterrupt:
         _leave("interrupted; a run folder that was being trained holds a checkpoint for --resume", 130)
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def _leave(sentence: str, code: int) -> None:

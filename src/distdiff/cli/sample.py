@@ -6,13 +6,15 @@ import json
 from pathlib import Path
 
 import numpy as np
+import torch
 
-from ._check import require_between, require_count, require_seed
-from .data.toy import TOYS
-from .figure import COLORS, canvas, save
-from .progress import bar
-from .sample import Step, sample
-from .train.folder import load_denoiser, make_folder
+from .._check import require_between, require_count, require_seed
+from ..data.toy import TOYS
+from ..figure import COLORS, canvas, save
+from ..progress import bar
+from ..random import stream
+from ..sample import Step, sample
+from ..train.folder import load_denoiser, make_folder
 
 __all__ = ["draw_points"]
 
@@ -35,6 +37,7 @@ def draw_points(
     require_between("churn", churn, 0, 1)
     require_count("batch_size", n if batch_size is None else batch_size)
     require_seed(seed)
+    require_seed(seed + n - 1)
     denoiser, config = load_denoiser(run, device)
     make_folder(out)
     batches = 1 if batch_size is None else -(-n // batch_size)
@@ -47,7 +50,7 @@ def draw_points(
     np.save(out / "samples.npy", x.numpy())
     settings = {"run": str(run), "steps": steps, "n": n, "churn": churn, "grid": grid, "seed": seed}
     (out / "samples.json").write_text(json.dumps(settings, indent=2) + "\n")
-    real = TOYS[config.data.name].sample(n)
+    real = TOYS[config.data.name].sample(n, torch.Generator().manual_seed(stream(seed, "figure")))
     with canvas(1, 2, size=(4.0, 4.0), sharex=True, sharey=True) as (figure, panels):
         for axes, points, title in zip(panels, (real, x), ("data", f"samples, {steps} steps"), strict=True):
             color = "#444444" if title == "data" else COLORS["distributional"]
