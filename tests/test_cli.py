@@ -72,6 +72,20 @@ def test_reproduce_writes_figures_results_and_a_report(tmp_path, name):
     assert "nan" not in (out / "results.json").read_text().lower().replace("nano", "")
 
 
+def test_reproduce_takes_up_what_an_earlier_one_trained(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    main(["reproduce", "checkerboard", "--scale", "smoke", "--out", "out"])
+    first = json.loads(Path("out/results.json").read_text())["results"]
+    weights = Path("out/runs/diffusion/weights.safetensors").stat().st_mtime_ns
+    Path("out/runs/distributional/checkpoint.safetensors").unlink()
+    capsys.readouterr()
+    main(["reproduce", "checkerboard", "--scale", "smoke", "--out", "out"])
+    assert capsys.readouterr().err.count("finished before") == 1
+    assert Path("out/runs/diffusion/weights.safetensors").stat().st_mtime_ns == weights
+    second = json.loads(Path("out/results.json").read_text())["results"]
+    assert first["scores"] == second["scores"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_training_saves_and_resumes(tmp_path, number):
     words = ["train", "mixture2d", "--scale", "smoke", "--out", "r", "--log-every", "5"]

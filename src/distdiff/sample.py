@@ -27,7 +27,7 @@ from .denoiser import Draws, safe_interval
 from .random import SampleGenerator, randn
 from .row_wise import RowWise
 from .schedule import SAFETY, as_time, time_grid
-from .transition import transition
+from .transition import Transition, transition
 
 __all__ = ["Step", "Trajectory", "sample", "sample_trajectory"]
 
@@ -143,12 +143,12 @@ class _Plan:
         listed = isinstance(shape, Sequence) and len(shape) >= 1
         require(listed and all(is_whole(k) and k >= 0 for k in shape), "shape", shape, "(n, *event), of whole numbers")
         require_between("churn", churn, 0, 1)
+        self.churn = churn
         if steps is None:
             require(not isinstance(grid, str), "steps", steps, "given unless grid lists the times")
             steps = len(grid) - 1
         low, high = safe_interval(denoiser)
         self.times = time_grid(denoiser.schedule, steps, grid, t_max=high, safety=low or SAFETY).tolist()
-        self.moves = [transition(denoiser.schedule, t, s, churn) for t, s in pairwise(self.times)]
         self.denoiser = denoiser
         self.guard = nullcontext if getattr(denoiser, "own_noise", False) else RowWise
         self.count, self.event = shape[0], tuple(shape[1:])
@@ -157,6 +157,12 @@ class _Plan:
         own_device, own_dtype = (tensor.device, tensor.dtype) if tensor is not None else ("cpu", None)
         self.device = torch.device(device if device is not None else own_device)
         self.dtype = dtype or own_dtype or torch.get_default_dtype()
+        self.wide = torch.promote_types(self.dtype, torch.float32)
+        steps_down = (transition(denoiser.schedule, t, s, churn) for t, s in pairwise(self.times))
+        self.moves = [Transition(*(self.scalar(float(value)) for value in move)) for move in steps_down]
+
+    def scalar(self, value: float) -> Tensor:
+        return torch.tensor(value, device=self.device, dtype=self.wide)
 
     def start(self, first: int, last: int) -> tuple[Tensor, SampleGenerator]:
         generator = SampleGenerator(self.seeds[first:last].to(self.device), self.device)
@@ -168,14 +174,11 @@ class _Plan:
     def run(self, first: int, last: int, cond: Any) -> Iterator[Step]:
         xt, generator = self.start(first, last)
         cond = _rows(cond, first, last)
-        wide = torch.promote_types(self.dtype, torch.float32)
         for index, move in enumerate(self.moves):
             t, s = self.times[index : index + 2]
-            time = torch.tensor(t, device=self.device, dtype=wide)
             with self.guard():
-                x0 = self.denoiser.draw(xt, time, 1, cond, generator)[:, 0]
-            noisy = float(move.std) > 0
-            z = randn(xt.shape, generator=generator, like=xt) if noisy else None
+                x0 = self.denoiser.draw(xt, self.scalar(t), 1, cond, generator)[:, 0]
+            z = randn(xt.shape, generator=generator, like=xt) if s > 0 and self.churn > 0 else None
             xs = move(xt, x0, z).to(self.dtype)
             yield Step(index, len(self.moves), t, s, xt, x0, xs)
             xt = xs

@@ -29,7 +29,7 @@ def run(out: Path) -> Path:
     make_folder(out)
     study = DEMO
     console.print("Two models, same data, same network, same number of training steps: which one samples in few steps?")
-    models, _ = train_models(study, out)
+    models, *_ = train_models(study, out)
     found, ground = scores(study, models)
     data = TOYS["mixture2d"].sample(study.points, torch.Generator().manual_seed(stream(study.seed, "figure")))
     with canvas(2, len(study.steps) + 1, size=(2.9, 2.6), sharex=True, sharey=True) as (figure, panels):

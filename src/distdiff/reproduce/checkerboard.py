@@ -11,7 +11,16 @@ from ..figure import COLORS, canvas
 from ..random import stream
 from ..recipe import STUDIES
 from ..sample import sample
-from .points import plot_scores, ratio_finding, record_scores, score_table, scores, shown_churn, train_models
+from .points import (
+    churn_table,
+    plot_scores,
+    ratio_finding,
+    record_scores,
+    score_table,
+    scores,
+    shown_churn,
+    train_models,
+)
 from .record import Record
 
 __all__ = ["run"]
@@ -25,7 +34,7 @@ PAPER = {
 def run(scale: str, out: Path) -> None:
     study = STUDIES["checkerboard"][scale]
     record = Record("checkerboard", scale, study, out)
-    models, seconds = train_models(study, record.folder)
+    models, seconds, record.earlier = train_models(study, record.folder)
     found, ground = scores(study, models)
     record_scores(record, found, ground, seconds)
     few = study.steps[:2]
@@ -44,6 +53,7 @@ def run(scale: str, out: Path) -> None:
         record.figure(figure, "checkerboard", "Left: biased D_ρ against steps. Right: data and samples.")
     paper = PAPER if set(study.steps) <= set(PAPER["diffusion"]) else None
     record.text.append(score_table(found, ground, paper))
+    record.text.append(churn_table(found["distributional"]))
     record.text.append(
         "D_ρ with an RBF kernel of width 1 (half of the usual MMD²) against held-out points; `biased` is the paper's "
         "estimator, which two real sets score at the floor."

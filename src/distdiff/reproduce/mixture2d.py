@@ -14,7 +14,7 @@ from ..figure import COLORS, LABELS, canvas
 from ..random import stream
 from ..recipe import STUDIES, PointStudy
 from ..schedule import add_noise
-from .points import plot_scores, ratio_finding, record_scores, score_table, scores, train_models
+from .points import churn_table, plot_scores, ratio_finding, record_scores, score_table, scores, train_models
 from .record import Record, table
 
 __all__ = ["run"]
@@ -23,7 +23,7 @@ __all__ = ["run"]
 def run(scale: str, out: Path) -> None:
     study = STUDIES["mixture2d"][scale]
     record = Record("mixture2d", scale, study, out)
-    models, seconds = train_models(study, record.folder)
+    models, seconds, record.earlier = train_models(study, record.folder)
     found, ground = scores(study, models)
     record_scores(record, found, ground, seconds)
     spread = _spread(study, models)
@@ -41,6 +41,7 @@ def run(scale: str, out: Path) -> None:
         record.figure(figure, "mixture2d", caption)
     _clouds(record, study, models)
     record.text.append(score_table(found, ground))
+    record.text.append(churn_table(found["distributional"]))
     rows = [[f"{t:g}", f"{e:.3f}", f"{d:.3f}", f"{d / e - 1:+.1%}"] for t, e, d in _rows(spread)]
     record.text.append(table(["t", "exact std", "distributional", "error"], rows))
     few = tuple(n for n in study.steps if 1 < n <= 10)

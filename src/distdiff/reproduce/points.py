@@ -10,23 +10,42 @@ from ..data.toy import TOYS
 from ..denoiser import Denoiser
 from ..evaluate import Measurement, Reference, floor, measure
 from ..figure import COLORS, LABELS
-from ..progress import bar, training
+from ..progress import bar, console, training
 from ..recipe import PointStudy
-from ..train import load_denoiser
+from ..train import RunFolder, load_denoiser
 from .record import Record, scientific, table
 
-__all__ = ["plot_scores", "ratio_finding", "record_scores", "score_table", "scores", "shown_churn", "train_models"]
+__all__ = [
+    "churn_table",
+    "plot_scores",
+    "ratio_finding",
+    "record_scores",
+    "score_table",
+    "scores",
+    "shown_churn",
+    "train_models",
+]
 
 Scores = dict[str, dict[int, dict[float, Measurement]]]
 
 
-def train_models(study: PointStudy, folder: Path) -> tuple[dict[str, Denoiser], dict[str, float]]:
-    """Each model of a study, trained into its own run folder, and the seconds that took."""
-    models, seconds = {}, {}
+def train_models(study: PointStudy, folder: Path) -> tuple[dict[str, Denoiser], dict[str, float], float]:
+    """Each model of a study, trained into its own run folder; the seconds that took, and how many of them earlier.
+
+    A run of the same settings that is already there is taken up where it stopped, or taken as it is if it is finished.
+    """
+    models, seconds, earlier = {}, {}, 0.0
     for name, config in study.models.items():
-        seconds[name] = training(config, folder / "runs" / name, label=LABELS[name], overwrite=True)
-        models[name] = load_denoiser(folder / "runs" / name, config.device)[0]
-    return models, seconds
+        run = RunFolder(folder / "runs" / name)
+        done = run.done(config)
+        earlier += 0.0 if done is None else run.seconds()
+        if done == config.steps:
+            console.print(f"{LABELS[name]}: finished before in {run.path}")
+        else:
+            training(config, run.path, label=LABELS[name], resume=done is not None, overwrite=done is None)
+        seconds[name] = run.seconds()
+        models[name] = load_denoiser(run.path, config.device)[0]
+    return models, seconds, earlier
 
 
 def scores(study: PointStudy, models: dict[str, Denoiser]) -> tuple[Scores, Measurement]:
@@ -96,6 +115,17 @@ def score_table(found: Scores, ground: Measurement, paper: dict[str, dict[int, f
     floor_row = ["floor", f"{scientific(ground.unbiased)} ± {scientific(ground.error)}", "", scientific(ground.biased)]
     rows.append(floor_row + empty[2:] + ["", *empty] * (len(names) - 1))
     return table(header, rows)
+
+
+def churn_table(rows: dict[int, dict[float, Measurement]]) -> str:
+    """Unbiased scores of one model, steps against churn."""
+    churns = sorted({churn for row in rows.values() for churn in row})
+    header = ["distributional, steps", *(f"churn {churn:g}" for churn in churns)]
+    lines = [
+        [str(n), *(scientific(row[churn].unbiased) if churn in row else "" for churn in churns)]
+        for n, row in rows.items()
+    ]
+    return table(header, lines)
 
 
 def plot_scores(axes: Any, found: Scores, ground: Measurement) -> None:

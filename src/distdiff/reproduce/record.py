@@ -31,6 +31,8 @@ class Record:
         self.text: list[str] = []
         self.figures: list[str] = []
         self.start = time.perf_counter()
+        self.earlier = 0.0
+        """Seconds of work taken over from an earlier run."""
 
     @property
     def command(self) -> str:
@@ -47,7 +49,7 @@ class Record:
 
     def write(self, title: str, findings: Sequence[str]) -> None:
         """results.json and report.md; `findings` are the sentences a reader should take away."""
-        seconds = round(time.perf_counter() - self.start, 1)
+        seconds = round(time.perf_counter() - self.start + self.earlier, 1)
         versions = {name: version(name) for name in ("distdiff", "torch", "numpy", "scipy", "matplotlib")}
         payload = {
             "experiment": self.name,

@@ -71,6 +71,20 @@ class RunFolder:
             raise BadArgument(f"{self.config} must be JSON, got {error}") from None
         return from_dict(RunConfig, values)
 
+    def done(self, config: RunConfig) -> int | None:
+        """Steps done of the run with these settings; None if the folder holds no such run, or no whole one."""
+        try:
+            same = self.read_config() == config
+            step = self.load(self.checkpoint)[1].get("step", "") if same else ""
+        except BadArgument:
+            return None
+        return int(step) if step.isdigit() else None
+
+    def seconds(self) -> float:
+        """Training time so far, as logged."""
+        lines = self.metrics.read_text().splitlines() if self.metrics.exists() else []
+        return json.loads(lines[-1])["seconds"] if lines else 0.0
+
     def log(self, values: dict[str, Any]) -> None:
         with self.metrics.open("a") as file:
             file.write(json.dumps(values) + "\n")

@@ -185,7 +185,8 @@ def _iterate(state: TrainState, folder: RunFolder | None, resume: bool) -> Gener
         state.restore(folder)
         folder.write_config(config)
         folder.trim_metrics(state.step)
-    total, count, start, saved = 0.0, 0, time.perf_counter(), state.step
+    earlier = folder.seconds() if folder is not None else 0.0
+    total, count, start, saved = 0.0, 0, time.perf_counter() - earlier, state.step
     try:
         while state.step < config.steps:
             total, count = total + float(state.advance()), count + 1
