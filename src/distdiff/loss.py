@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from .schedule import ScheduleLike, add_noise, log_snr
 from .score import require_population, score_loss
 
 __all__ = [
+    "Batch",
     "ConditionalLoss",
     "JointLoss",
     "Loss",
@@ -68,11 +69,31 @@ class Sigmoid:
         return torch.sigmoid(log_snr(schedule, t) - self.bias)
 
 
+class Batch(NamedTuple):
+    """Noised data, as every loss sees it: x0, its noise z and x_t (n, *event), times and conditioning (n, ...)."""
+
+    x0: Tensor
+    z: Tensor
+    xt: Tensor
+    t: Tensor
+    cond: Any
+
+
 @dataclass(frozen=True, kw_only=True)
 class Loss(ABC):
+    """Draws times and noise, and weights what a subclass makes of them."""
+
     weighting: Weighting = field(default_factory=NoWeighting)
 
+    @property
+    def group(self) -> int:
+        """Neighbouring data points that share a time."""
+        return 1
+
     @abstractmethod
+    def values(self, denoiser: Any, batch: Batch, generator: torch.Generator | None) -> Tensor:
+        """The loss of each data point, (n,), before weighting."""
+
     def __call__(
         self,
         denoiser: Any,
@@ -81,21 +102,22 @@ class Loss(ABC):
         generator: torch.Generator | None = None,
         t: Tensor | None = None,
     ) -> Tensor:
-        """Weighted loss (n,) of data x0 (n, *event). Times are uniform on the safe interval unless given."""
-
-    def times(
-        self, denoiser: Any, x0: Tensor, count: int, generator: torch.Generator | None, t: Tensor | None
-    ) -> Tensor:
-        if t is not None:
-            require(t.shape == (count,), "t", tuple(t.shape), f"of shape ({count},)")
-            return t
-        low, high = safe_interval(denoiser)
-        wide = torch.promote_types(x0.dtype, torch.float32)
-        return low + (high - low) * rand((count,), generator=generator, like=x0.new_empty(0, dtype=wide))
+        """Weighted loss (n,) of data x0 (n, *event). Times, (n / group,), are uniform unless given."""
+        count, rest = divmod(len(x0), self.group)
+        require(rest == 0, "batch size", len(x0), f"a multiple of m = {self.group}")
+        if t is None:
+            low, high = safe_interval(denoiser)
+            like = x0.new_empty(0, dtype=torch.promote_types(x0.dtype, torch.float32))
+            t = low + (high - low) * rand((count,), generator=generator, like=like)
+        require(t.shape == (count,), "t", tuple(t.shape), f"of shape ({count},)")
+        t = t.repeat_interleave(self.group) if self.group > 1 else t
+        z = randn(x0.shape, generator=generator, like=x0)
+        batch = Batch(x0, z, add_noise(denoiser.schedule, x0, t, z), t, cond)
+        return self.weighting(denoiser.schedule, t) * self.values(denoiser, batch, generator)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Population(Loss):
+class _PopulationLoss(Loss):
     kernel: Kernel = field(default_factory=Energy)
     lam: float = 1.0
     m: int = 4
@@ -106,49 +128,31 @@ class _Population(Loss):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConditionalLoss(_Population):
+class ConditionalLoss(_PopulationLoss):
     """Score of m draws a data point against that point."""
 
-    def __call__(
-        self,
-        denoiser: Draws,
-        x0: Tensor,
-        cond: Any = None,
-        generator: torch.Generator | None = None,
-        t: Tensor | None = None,
-    ) -> Tensor:
-        t = self.times(denoiser, x0, len(x0), generator, t)
-        xt = add_noise(denoiser.schedule, x0, t, randn(x0.shape, generator=generator, like=x0))
-        draws = denoiser.draw(xt, t, self.m, cond, generator)
-        return self.weighting(denoiser.schedule, t) * score_loss(self.kernel, draws, x0, self.lam)
+    def values(self, denoiser: Draws, batch: Batch, generator: torch.Generator | None) -> Tensor:
+        draws = denoiser.draw(batch.xt, batch.t, self.m, batch.cond, generator)
+        return score_loss(self.kernel, draws, batch.x0, self.lam)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _GroupLoss(_Population):
-    """Score over groups of m data points that share a time; n must be a multiple of m, times are (n / m,)."""
+class _GroupLoss(_PopulationLoss):
+    """Score over groups of m data points that share a time; n must be a multiple of m."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_count("m", self.m, least=2)
 
-    def __call__(
-        self,
-        denoiser: Draws,
-        x0: Tensor,
-        cond: Any = None,
-        generator: torch.Generator | None = None,
-        t: Tensor | None = None,
-    ) -> Tensor:
-        require(len(x0) % self.m == 0, "batch size", len(x0), f"a multiple of m = {self.m}")
-        t = self.times(denoiser, x0, len(x0) // self.m, generator, t)
-        each = t.repeat_interleave(self.m)
-        xt = add_noise(denoiser.schedule, x0, each, randn(x0.shape, generator=generator, like=x0))
-        draws = denoiser.draw(xt, each, 1, cond, generator)
-        x, y, z = (v.reshape(len(t), self.m, -1) for v in (x0, draws, xt))
-        cross, within = self.pairs(x, y, z)
+    @property
+    def group(self) -> int:
+        return self.m
+
+    def values(self, denoiser: Draws, batch: Batch, generator: torch.Generator | None) -> Tensor:
+        draws = denoiser.draw(batch.xt, batch.t, 1, batch.cond, generator)
+        cross, within = self.pairs(*(v.reshape(-1, self.m, batch.x0[0].numel()) for v in (batch.x0, draws, batch.xt)))
         other = 1 - torch.eye(self.m, dtype=cross.dtype, device=cross.device)
-        loss = ((cross - self.lam / 2 * within) * other).sum(-1) / (self.m - 1)
-        return (self.weighting(denoiser.schedule, t)[:, None] * loss).flatten()
+        return (((cross - self.lam / 2 * within) * other).sum(-1) / (self.m - 1)).flatten()
 
     @abstractmethod
     def pairs(self, x0: Tensor, draws: Tensor, xt: Tensor) -> tuple[Tensor, Tensor]:
@@ -187,21 +191,11 @@ class RegressionLoss(Loss):
     def __post_init__(self) -> None:
         require_choice("space", self.space, ("prediction", "x0"))
 
-    def __call__(
-        self,
-        denoiser: Denoiser,
-        x0: Tensor,
-        cond: Any = None,
-        generator: torch.Generator | None = None,
-        t: Tensor | None = None,
-    ) -> Tensor:
-        t = self.times(denoiser, x0, len(x0), generator, t)
-        z = randn(x0.shape, generator=generator, like=x0)
-        xt = add_noise(denoiser.schedule, x0, t, z)
+    def values(self, denoiser: Denoiser, batch: Batch, generator: torch.Generator | None) -> Tensor:
         if self.space == "x0":
-            error = denoiser.draw(xt, t, 1, cond, generator)[:, 0] - x0
+            error = denoiser.draw(batch.xt, batch.t, 1, batch.cond, generator)[:, 0] - batch.x0
         else:
             require(denoiser.noise_shape is None, "noise_shape", denoiser.noise_shape, "None for a regression")
-            error = denoiser(xt, t, None, cond)[:, 0] - denoiser.target(x0, z)
+            error = denoiser(batch.xt, batch.t, None, batch.cond)[:, 0] - denoiser.target(batch.x0, batch.z)
         wide = torch.promote_types(error.dtype, torch.float32)
-        return self.weighting(denoiser.schedule, t) * error.to(wide).square().flatten(1).sum(1)
+        return error.to(wide).square().flatten(1).sum(1)

@@ -60,9 +60,9 @@ class ScheduleLike(Protocol):
 
 
 def add_noise(schedule: ScheduleLike, x0: Tensor, t: float | Tensor, z: Tensor) -> Tensor:
-    """x_t = alpha_t x0 + sigma_t z for x0 and z (n, *event), t () or (n,)."""
+    """x_t = alpha_t x0 + sigma_t z for x0 and z (n, *event), t () or (n,), in the dtype of x0."""
     alpha, sigma = schedule(as_time(t))
-    return expand(alpha, x0) * x0 + expand(sigma, z) * z
+    return (expand(alpha, x0) * x0 + expand(sigma, z) * z).to(x0.dtype)
 
 
 def log_snr(schedule: ScheduleLike, t: Tensor) -> Tensor:

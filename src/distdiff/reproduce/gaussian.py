@@ -52,7 +52,7 @@ def run(scale: str, out: Path) -> None:
         left.set(xlabel="β", ylabel="λ", title="share of the variance that is kept, f(λ, β)")
         left.grid(False)
         left.plot(study.beta, study.lam, "o", color="white", markeredgecolor="black")
-        left.annotate(f"f = {factor:.3f}", (study.beta, study.lam), (8, -14), textcoords="offset points", color="white")
+        left.annotate(f"f = {factor:.3f}", (study.beta, study.lam), (8, 6), textcoords="offset points", color="white")
         figure.colorbar(mesh, ax=left)
         colors = _blue_to_red(len(paths))
         for color, (steps, path) in zip(colors, paths.items(), strict=True):

@@ -97,7 +97,7 @@ def _clouds(record: Record, study: PointStudy, models: dict[str, Denoiser]) -> N
                     with torch.no_grad():
                         x = denoiser.draw(xt.to(device), torch.tensor(t), study.cloud_draws, None, seed)[0].cpu()
                     arrays[f"{row}/{t}/{name}"] = x.numpy()
-                    size = 7 if name == "exact" else 2
+                    size = {"exact": 7, "distributional": 2, "twin": 20}[name]
                     axes.scatter(x[:, 0], x[:, 1], s=size, lw=0, alpha=0.4, color=COLORS[name], rasterized=True)
                 axes.plot(*x0[0], "+", color="#7a1fa2", ms=11, mew=2.2)
                 axes.plot(*xt[0], "x", color="black", ms=8, mew=2)

@@ -58,7 +58,7 @@ def run(scale: str, out: Path) -> None:
                 axes.axvline(value, color="black", alpha=shade, ls=":", lw=1.2)
         axes.set(xscale="log", xlabel="variance of the data σ²", ylabel="signal-to-noise ratio, one data point")
         axes.set_title("interaction of the conditional and the joint loss")
-        axes.legend(ncols=2)
+        axes.legend(ncols=2, frameon=True, framealpha=1, edgecolor="none")
         axes.set_ylim(bottom=0)
         record.figure(figure, "snr", "Right of each dotted line the conditional loss needs fewer samples.")
     rows = [[f"{b:g}", "none" if v is None else f"{v:.4f}"] for b, v in crossings.items()]
