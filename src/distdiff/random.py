@@ -44,12 +44,8 @@ class SampleGenerator(torch.Generator):
         return super().__new__(cls, device=device)  # type: ignore[call-arg]
 
     def __init__(self, seeds: Sequence[int] | Tensor, device: torch.device | str = "cpu") -> None:
-        if not isinstance(seeds, (Tensor, range)):
-            for value in seeds:
-                require_seed(value)
-        elif len(seeds):
-            require_seed(int(min(seeds)))
-            require_seed(int(max(seeds)))
+        for value in _extremes(seeds):
+            require_seed(value)
         self.seeds = torch.as_tensor(seeds, dtype=torch.int64, device=device)
         self.calls = 0
         self.manual_seed(int(self.seeds[0]) if len(seeds) else 0)
@@ -63,6 +59,13 @@ class SampleGenerator(torch.Generator):
         key = self.seeds[:, None]
         words = philox((position, call, torch.zeros_like(call), torch.zeros_like(call)), (key & _MASK, key >> 32))
         return torch.stack(words, dim=-1).flatten(1)[:, :count]
+
+
+def _extremes(seeds: Sequence[int] | Tensor) -> Sequence[int]:
+    """Seeds among which any bad one is; all of them unless they are ordered or a tensor."""
+    if isinstance(seeds, Tensor):
+        return [int(seeds.min()), int(seeds.max())] if len(seeds) else []
+    return [seeds[0], seeds[-1]] if isinstance(seeds, range) and len(seeds) else seeds
 
 
 def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
