@@ -58,7 +58,7 @@ class SampleGenerator(torch.Generator):
         self.calls += 1
         key = self.seeds[:, None]
         words = philox((position, call, torch.zeros_like(call), torch.zeros_like(call)), (key & _MASK, key >> 32))
-        return torch.stack(words, dim=-1).flatten(1)[:, :count]
+        return torch.cat(words, dim=1)[:, :count]
 
 
 def _extremes(seeds: Sequence[int] | Tensor) -> Sequence[int]:
@@ -75,20 +75,21 @@ def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, ...]) -> tuple[Tensor
     for _ in range(10):
         high0, low0 = _multiply(c0, _MULTIPLIERS[0])
         high1, low1 = _multiply(c2, _MULTIPLIERS[1])
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        c0, c1, c2, c3 = high1.bitwise_xor_(c1).bitwise_xor_(k0), low1, high0.bitwise_xor_(c3).bitwise_xor_(k1), low0
         k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
     return c0, c1, c2, c3
 
 
 def _multiply(word: Tensor, factor: int) -> tuple[Tensor, Tensor]:
     product = word * factor  # wraps modulo 2**64, which keeps all 64 bits of the unsigned product
-    return (product >> 32) & _MASK, product & _MASK
+    low = product & _MASK
+    return product.bitwise_right_shift_(32).bitwise_and_(_MASK), low
 
 
-def _uniform(generator: SampleGenerator, count: int) -> Tensor:
-    """Numbers strictly inside (0, 1) with 32 random bits each."""
-    wide = torch.float32 if generator.device.type == "mps" else torch.float64
-    return (generator.words(count).to(wide) + 0.5) / 2**32
+def _uniform(generator: SampleGenerator, count: int, like: Tensor) -> Tensor:
+    """Numbers in (0, 1], (rows, count), of 32 random bits each: in float64 where `like` is, else in float32."""
+    wide = torch.promote_types(like.dtype, torch.float32)
+    return generator.words(count).to(wide).add_(0.5).mul_(2**-32)
 
 
 def _rows(shape: Sequence[int], generator: SampleGenerator) -> int:
@@ -99,8 +100,8 @@ def _rows(shape: Sequence[int], generator: SampleGenerator) -> int:
 def rand(shape: Sequence[int], *, generator: torch.Generator | None, like: Tensor) -> Tensor:
     """Uniform numbers of the device and floating dtype of `like`; row-wise for a `SampleGenerator`."""
     if isinstance(generator, SampleGenerator):
-        u = _uniform(generator, _rows(shape, generator)).reshape(tuple(shape)).to(like.device, like.dtype)
-        return u.clamp_max(1 - torch.finfo(like.dtype).eps / 2)  # rounding to a coarse dtype must not reach 1
+        u = _uniform(generator, _rows(shape, generator), like).reshape(tuple(shape)).to(like.device, like.dtype)
+        return u.clamp_max(1 - torch.finfo(like.dtype).eps / 2)  # rounding must not reach 1
     return torch.rand(tuple(shape), generator=generator, device=_device(generator, like), dtype=like.dtype).to(
         like.device
     )
@@ -112,10 +113,11 @@ def randn(shape: Sequence[int], *, generator: torch.Generator | None, like: Tens
         source = _device(generator, like)
         return torch.randn(tuple(shape), generator=generator, device=source, dtype=like.dtype).to(like.device)
     count = _rows(shape, generator)
-    u = _uniform(generator, 2 * -(-count // 2)).unflatten(1, (-1, 2))
-    radius, angle = torch.sqrt(-2 * torch.log(u[..., 0])), 2 * math.pi * u[..., 1]
-    z = torch.stack([radius * torch.cos(angle), radius * torch.sin(angle)], dim=-1)
-    return z.flatten(1)[:, :count].reshape(tuple(shape)).to(like.device, like.dtype)
+    half = -(-count // 2)
+    u = _uniform(generator, 2 * half, like)
+    radius, angle = u[:, :half].log().mul_(-2).sqrt_(), u[:, half:] * (2 * math.pi)
+    z = torch.cat([angle.cos() * radius, angle.sin() * radius], dim=1)[:, :count]
+    return z.reshape(tuple(shape)).to(like.device, like.dtype)
 
 
 def _device(generator: torch.Generator | None, like: Tensor) -> torch.device:
