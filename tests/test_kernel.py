@@ -86,7 +86,7 @@ def test_coincident_draws_push_with_no_force(kernel):
     assert torch.equal(draws.grad, torch.zeros_like(draws))
 
 
-@pytest.mark.parametrize("beta", [1e-4, 0.1, 1.0, 2.0])
+@pytest.mark.parametrize("beta", [1e-4, 1e-3, 0.01, 0.1, 0.5, 1.0, 1.5, 1.99, 2.0])
 def test_gradients_stay_finite_under_bfloat16_autocast(beta):
     torch.manual_seed(0)
     layer = torch.nn.Linear(4, 3)
