@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -77,7 +78,7 @@ def test_reproduce_takes_up_what_an_earlier_one_trained(tmp_path, monkeypatch, c
     main(["reproduce", "checkerboard", "--scale", "smoke", "--out", "out"])
     first = json.loads(Path("out/results.json").read_text())["results"]
     weights = Path("out/runs/diffusion/weights.safetensors").stat().st_mtime_ns
-    Path("out/runs/distributional/checkpoint.safetensors").unlink()
+    shutil.rmtree("out/runs/distributional/checkpoints")
     capsys.readouterr()
     main(["reproduce", "checkerboard", "--scale", "smoke", "--out", "out"])
     assert capsys.readouterr().err.count("finished before") == 1
@@ -106,7 +107,7 @@ def test_an_interrupted_training_saves_and_resumes(tmp_path, number):
     assert "interrupted" in stderr
     assert "Traceback" not in stderr
     last = [json.loads(line)["step"] for line in (tmp_path / "r/metrics.jsonl").read_text().splitlines()][-1]
-    done = run(*words, "--steps", str(last + 9), "--resume", cwd=tmp_path)
+    done = run(*words, "--steps", str(last + 9), "--resume", "latest", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 
@@ -127,8 +128,8 @@ BAD = [
     ("train mixture2d --loss.kernel imq --loss.c -1", "c must be a positive finite number, got -1.0"),
     ("train mixture2d --device warp", "device must be auto or a device of this machine such as cpu, got 'warp'"),
     ("train mixture2d --seed -1", "seed must be a whole number in [0, 2**63), got -1"),
-    ("train mixture2d --resume --overwrite", "resume, overwrite must be one or the other"),
-    ("train mixture2d --resume --out nowhere", "run must be a run folder with a config.json, got 'nowhere'"),
+    ("train mixture2d --resume latest --overwrite", "resume, overwrite must be one or the other"),
+    ("train mixture2d --resume latest --out nowhere", "run must be a run folder with a config.json, got 'nowhere'"),
     ("train mixture2d --scale smoke --out file/run", "out must be a folder that can be written to, got 'file/run'"),
     ("sample nowhere", "run must be a run folder with a config.json, got 'nowhere'"),
     ("sample nowhere --steps 0", "steps must be a whole number of at least 1, got 0"),

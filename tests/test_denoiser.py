@@ -13,22 +13,30 @@ from distdiff.nn import MLP
 class Oracle(nn.Module):
     """Predicts, for known x0 and z, exactly what it is asked for."""
 
-    def __init__(self, x0, z, prediction):
+    def __init__(self, x0, z, prediction, alpha, sigma):
         super().__init__()
-        self.answer = {"x0": x0, "velocity": x0 - z, "noise": z}[prediction]
+        total = alpha**2 / 4 + sigma**2
+        self.answer = {
+            "x0": x0,
+            "velocity": x0 - z,
+            "noise": z,
+            "v": alpha * z - sigma * x0,
+            "edm": (x0 - alpha / 4 / total * (alpha * x0 + sigma * z)) * total.sqrt() / (sigma / 2),
+        }[prediction]
 
     def forward(self, xt, t, xi=None, cond=None):
         return self.answer[:, None]
 
 
 @pytest.mark.parametrize("schedule", [FlowMatching(), Cosine()], ids=repr)
-@pytest.mark.parametrize("prediction", ["x0", "velocity", "noise"])
+@pytest.mark.parametrize("prediction", ["x0", "velocity", "noise", "v", "edm"])
 def test_every_prediction_stands_for_the_same_clean_point(schedule, prediction, generator):
     x0, z = (torch.randn(6, 2, 3, dtype=torch.float64, generator=generator) for _ in range(2))
     t = torch.linspace(0.05, 0.95, 6, dtype=torch.float64)
-    denoiser = Denoiser(Oracle(x0, z, prediction), schedule=schedule, prediction=prediction)
+    scales = (value[:, None, None] for value in schedule(t))
+    denoiser = Denoiser(Oracle(x0, z, prediction, *scales), schedule=schedule, prediction=prediction)
     torch.testing.assert_close(denoiser.draw(add_noise(schedule, x0, t, z), t)[:, 0], x0)
-    torch.testing.assert_close(denoiser.target(x0, z), denoiser.network.answer)
+    torch.testing.assert_close(denoiser.target(x0, z, t), denoiser.network.answer)
 
 
 def test_a_classical_model_repeats_its_one_draw(generator):

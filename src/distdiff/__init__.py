@@ -1,5 +1,7 @@
 """Distributional diffusion models: networks that draw from the whole posterior, trained with proper scoring rules."""
 
+from typing import Any
+
 from . import theory
 from .denoiser import Denoiser
 from .kernel import RBF, Energy, Exponential, InverseMultiquadric, Kernel, median_distance
@@ -13,11 +15,26 @@ from .transition import Transition, churn_to_eta, eta_to_churn, transition
 
 __version__ = "0.1.0"
 
+_HUB = ("DistributionalPipeline", "DistributionalScheduler", "DistributionalUNet")
+
+
+def __getattr__(name: str) -> Any:
+    """diffusers looks here for the classes of a saved pipeline. They are imported when they are asked for."""
+    if name in _HUB:
+        from . import hub
+
+        return getattr(hub, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = [
     "RBF",
     "ConditionalLoss",
     "Cosine",
     "Denoiser",
+    "DistributionalPipeline",
+    "DistributionalScheduler",
+    "DistributionalUNet",
     "Energy",
     "Exponential",
     "FlowMatching",

@@ -6,11 +6,18 @@ see draws of shape (n, m, \*event) and nothing of how they were made. `Denoiser`
 a classical diffusion model and its single draw is the posterior mean. The closed-form posteriors of
 `distdiff.posterior` open the same door.
 
-A network may predict :math:`x_0` itself, the velocity :math:`x_0 - z`, or the noise z, where
-:math:`x_t = \alpha_t x_0 + \sigma_t z`. Solving for :math:`x_0` gives
+A network may predict :math:`x_0` itself, the velocity :math:`x_0 - z`, the noise z, what diffusers calls v,
+:math:`\alpha_t z - \sigma_t x_0`, or, as EDM does, what :math:`x_0` is beyond the best linear guess from
+:math:`x_t = \alpha_t x_0 + \sigma_t z`, in units of that guess's error. Solving for :math:`x_0` gives
 
 .. math:: \hat x_0 = \hat y, \qquad \hat x_0 = \frac{x_t + \sigma_t \hat y}{\alpha_t + \sigma_t}, \qquad
-          \hat x_0 = \frac{x_t - \sigma_t \hat y}{\alpha_t}.
+          \hat x_0 = \frac{x_t - \sigma_t \hat y}{\alpha_t}, \qquad
+          \hat x_0 = \frac{\alpha_t x_t - \sigma_t \hat y}{\alpha_t^2 + \sigma_t^2}, \qquad
+          \hat x_0 = \frac{\alpha_t s^2 x_t}{\alpha_t^2 s^2 + \sigma_t^2}
+                      + \frac{\sigma_t s\, \hat y}{\sqrt{\alpha_t^2 s^2 + \sigma_t^2}}, \quad s = \tfrac12.
+
+The last form is the first where there is only noise and the second where there is almost none: it can both start
+a picture and leave a finished one alone.
 """
 
 from __future__ import annotations
@@ -23,11 +30,13 @@ from torch import Tensor, nn
 
 from ._check import is_number, require, require_choice, require_count
 from .random import randn
-from .schedule import FlowMatching, Schedule, as_time, expand
+from .schedule import FlowMatching, Schedule, ScheduleLike, as_time, expand
 
-__all__ = ["PREDICTIONS", "Denoiser", "Draws", "row_times", "safe_interval"]
+__all__ = ["PREDICTIONS", "Denoiser", "Draws", "row_times", "safe_interval", "to_x0"]
 
-PREDICTIONS = ("x0", "velocity", "noise")
+PREDICTIONS = ("x0", "velocity", "noise", "v", "edm")
+DATA_STD = 0.5
+"""s above: the scale of pictures in [-1, 1], as EDM has it."""
 
 
 @runtime_checkable
@@ -52,6 +61,27 @@ def row_times(t: float | Tensor, xt: Tensor) -> Tensor:
     t = as_time(t)
     require(t.ndim == 0 or t.shape == xt.shape[:1], "t", tuple(t.shape), f"of shape () or ({len(xt)},)")
     return t.to(xt.device, torch.promote_types(xt.dtype, torch.float32))
+
+
+def to_x0(prediction: str, schedule: ScheduleLike, output: Tensor, xt: Tensor, t: Tensor) -> Tensor:
+    """The x_0 that a network's output stands for; xt and output (n, ...) of equal shape, t () or (n,)."""
+    if prediction == "x0":
+        return output
+    alpha, sigma = (expand(c, output) for c in schedule(t))
+    if prediction == "velocity":
+        return (xt + sigma * output) / (alpha + sigma)
+    if prediction == "noise":
+        return (xt - sigma * output) / alpha
+    if prediction == "v":
+        return (alpha * xt - sigma * output) / (alpha**2 + sigma**2)
+    skip, scale = _precondition(alpha, sigma)
+    return skip * xt + scale * output
+
+
+def _precondition(alpha: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
+    """The best linear guess of x_0 from x_t, as a factor, and its error, for data of standard deviation s."""
+    total = (alpha * DATA_STD) ** 2 + sigma**2
+    return alpha * DATA_STD**2 / total, sigma * DATA_STD / total.sqrt()
 
 
 class Denoiser(nn.Module):
@@ -105,13 +135,14 @@ class Denoiser(nn.Module):
 
     def to_x0(self, output: Tensor, xt: Tensor, t: Tensor) -> Tensor:
         """The x_0 that a prediction (n, m, *event) stands for."""
-        if self.prediction == "x0":
-            return output
-        alpha, sigma = (expand(c, output) for c in self.schedule(t.clamp_max(1 - self.safety)))
-        if self.prediction == "velocity":
-            return (xt[:, None] + sigma * output) / (alpha + sigma)
-        return (xt[:, None] - sigma * output) / alpha
+        return to_x0(self.prediction, self.schedule, output, xt[:, None], t.clamp_max(1 - self.safety))
 
-    def target(self, x0: Tensor, z: Tensor) -> Tensor:
+    def target(self, x0: Tensor, z: Tensor, t: Tensor) -> Tensor:
         """What the network should have predicted for x_t = alpha_t x0 + sigma_t z."""
-        return {"x0": x0, "velocity": x0 - z, "noise": z}[self.prediction]
+        if self.prediction in ("x0", "velocity", "noise"):
+            return {"x0": x0, "velocity": x0 - z, "noise": z}[self.prediction]
+        alpha, sigma = (expand(c, x0) for c in self.schedule(t))
+        if self.prediction == "v":
+            return alpha * z - sigma * x0
+        skip, scale = _precondition(alpha, sigma)
+        return (x0 - skip * (alpha * x0 + sigma * z)) / scale

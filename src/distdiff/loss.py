@@ -108,7 +108,7 @@ class Loss(ABC):
         if t is None:
             low, high = safe_interval(denoiser)
             like = x0.new_empty(0, dtype=torch.promote_types(x0.dtype, torch.float32))
-            t = low + (high - low) * rand((count,), generator=generator, like=like)
+            t = low + (high - low) * rand((len(x0),), generator=generator, like=like)[:: self.group]
         require(t.shape == (count,), "t", tuple(t.shape), f"of shape ({count},)")
         t = t.repeat_interleave(self.group) if self.group > 1 else t
         z = randn(x0.shape, generator=generator, like=x0)
@@ -196,6 +196,6 @@ class RegressionLoss(Loss):
             error = denoiser.draw(batch.xt, batch.t, 1, batch.cond, generator)[:, 0] - batch.x0
         else:
             require(denoiser.noise_shape is None, "noise_shape", denoiser.noise_shape, "None for a regression")
-            error = denoiser(batch.xt, batch.t, None, batch.cond)[:, 0] - denoiser.target(batch.x0, batch.z)
+            error = denoiser(batch.xt, batch.t, None, batch.cond)[:, 0] - denoiser.target(batch.x0, batch.z, batch.t)
         wide = torch.promote_types(error.dtype, torch.float32)
         return error.to(wide).square().flatten(1).sum(1)

@@ -12,8 +12,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from .recipe import RunConfig
-from .train import train
+from .recipe.config import PointsRun, RunConfig
+from .train import build_task, train
 
 __all__ = ["bar", "console", "training"]
 
@@ -33,8 +33,8 @@ def bar(label: str, total: int) -> Iterator[Callable[..., None]]:
     with Progress(*columns, console=console) as progress:
         task = progress.add_task(label, total=total, note="")
 
-        def advance(note: str | None = None, to: int | None = None) -> None:
-            progress.update(task, advance=1 if to is None else None, completed=to)
+        def advance(note: str | None = None, to: int | None = None, total: int | None = None) -> None:
+            progress.update(task, advance=1 if to is None else None, completed=to, total=total)
             if note is not None:
                 progress.update(task, note=note)
 
@@ -70,16 +70,22 @@ def deferred_interrupts() -> Iterator[Callable[[], None]]:
 
 
 def training(
-    config: RunConfig, out: Path | None, *, label: str, resume: bool = False, overwrite: bool = False
+    config: RunConfig, out: Path | None, *, label: str, resume: bool | str = False, overwrite: bool = False
 ) -> float:
     """Train with a bar that shows loss and speed; the seconds it took. An interrupt stops it between two steps."""
-    start, first = time.perf_counter(), None
-    run = train(config, out, resume=resume, overwrite=overwrite)
+    begun = time.perf_counter()
+    task = build_task(config)
+    if not isinstance(config, PointsRun):
+        console.print(task.describe(), soft_wrap=True, highlight=False)
+    run = train(config, out, resume=resume, overwrite=overwrite, task=task)
+    start, first, unit = time.perf_counter(), None, "rows" if isinstance(config, PointsRun) else "images"
     with deferred_interrupts() as check, closing(run), bar(label, config.steps) as advance:
         for progress in run:
-            first = progress.step - 1 if first is None else first
-            speed = (progress.step - first) / (time.perf_counter() - start)
-            if progress.step % 10 == 0 or progress.step == progress.steps:
-                advance(f"loss {progress.loss:.4f}, {speed:.0f} steps/s", to=progress.step)
+            if first is None:
+                first, start = progress.step, time.perf_counter()
+            elif progress.step % 10 == 0 or progress.step == progress.steps or time.perf_counter() - start > 1:
+                speed = (progress.step - first) / max(time.perf_counter() - start, 1e-9)
+                pace = f"{speed:.3g} steps/s, {speed * progress.rows:.3g} {unit}/s"
+                advance(f"loss {progress.loss:.4f}, {pace}", to=progress.step)
             check()
-    return round(time.perf_counter() - start, 1)
+    return round(time.perf_counter() - begun, 1)

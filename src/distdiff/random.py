@@ -13,7 +13,8 @@ To `torch.randn` and its kin a `SampleGenerator` is an ordinary generator of one
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from ._check import require, require_seed
 
-__all__ = ["SampleGenerator", "rand", "randn", "stream"]
+__all__ = ["BlockGenerator", "SampleGenerator", "rand", "randn", "stream"]
 
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -59,6 +60,37 @@ class SampleGenerator(torch.Generator):
         key = self.seeds[:, None]
         words = philox((position, call, torch.zeros_like(call), torch.zeros_like(call)), (key & _MASK, key >> 32))
         return torch.cat(words, dim=1)[:, :count]
+
+
+class BlockGenerator(torch.Generator):
+    """Noise of a training step that does not depend on how the step's batch is split.
+
+    The rows of the whole batch are cut into blocks with a stream each; this generator gives the rows `first` to
+    `first + count`. Processes and micro-batches that share a batch thus draw what one process would have drawn.
+    """
+
+    size = 32
+
+    def __new__(
+        cls, seed: int, step: int, first: int, count: int, device: torch.device | str = "cpu"
+    ) -> BlockGenerator:
+        return super().__new__(cls, device=device)  # type: ignore[call-arg]
+
+    def __init__(self, seed: int, step: int, first: int, count: int, device: torch.device | str = "cpu") -> None:
+        self.first, self.count = first, count
+        self.blocks = {
+            block: torch.Generator(device).manual_seed(
+                int(np.random.SeedSequence([seed, step, block]).generate_state(1, np.uint64)[0] >> 1)
+            )
+            for block in range(first // self.size, -(-(first + count) // self.size))
+        }
+
+    def fill(self, draw: Callable[..., Tensor], shape: Sequence[int], **options: Any) -> Tensor:
+        """Numbers of a shape whose first axis is the rows."""
+        require(shape[0] == self.count, "shape[0]", shape[0], f"{self.count}, one for each row of the batch")
+        start = self.first // self.size * self.size
+        parts = [draw((self.size, *shape[1:]), generator=g, **options) for g in self.blocks.values()]
+        return torch.cat(parts)[self.first - start : self.first - start + self.count]
 
 
 def _extremes(seeds: Sequence[int] | Tensor) -> Sequence[int]:
@@ -102,16 +134,13 @@ def rand(shape: Sequence[int], *, generator: torch.Generator | None, like: Tenso
     if isinstance(generator, SampleGenerator):
         u = _uniform(generator, _rows(shape, generator), like).reshape(tuple(shape)).to(like.device, like.dtype)
         return u.clamp_max(1 - torch.finfo(like.dtype).eps / 2)  # rounding must not reach 1
-    return torch.rand(tuple(shape), generator=generator, device=_device(generator, like), dtype=like.dtype).to(
-        like.device
-    )
+    return _plain(torch.rand, shape, generator, like)
 
 
 def randn(shape: Sequence[int], *, generator: torch.Generator | None, like: Tensor) -> Tensor:
     """Standard normal numbers of the device and floating dtype of `like`; row-wise for a `SampleGenerator`."""
     if not isinstance(generator, SampleGenerator):
-        source = _device(generator, like)
-        return torch.randn(tuple(shape), generator=generator, device=source, dtype=like.dtype).to(like.device)
+        return _plain(torch.randn, shape, generator, like)
     count = _rows(shape, generator)
     half = -(-count // 2)
     u = _uniform(generator, 2 * half, like)
@@ -120,6 +149,11 @@ def randn(shape: Sequence[int], *, generator: torch.Generator | None, like: Tens
     return z.reshape(tuple(shape)).to(like.device, like.dtype)
 
 
-def _device(generator: torch.Generator | None, like: Tensor) -> torch.device:
-    """A CPU generator may feed any device, as in diffusers: its numbers are drawn where it lives, then moved."""
-    return like.device if generator is None else generator.device
+def _plain(
+    draw: Callable[..., Tensor], shape: Sequence[int], generator: torch.Generator | None, like: Tensor
+) -> Tensor:
+    """torch's own numbers. A CPU generator may feed any device, as in diffusers: they are drawn there, then moved."""
+    device = like.device if generator is None else generator.device
+    if isinstance(generator, BlockGenerator):
+        return generator.fill(draw, tuple(shape), device=device, dtype=like.dtype).to(like.device)
+    return draw(tuple(shape), generator=generator, device=device, dtype=like.dtype).to(like.device)

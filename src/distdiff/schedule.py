@@ -24,6 +24,7 @@ from ._check import BadArgument, require, require_between, require_choice, requi
 
 __all__ = [
     "GRIDS",
+    "SCHEDULES",
     "Cosine",
     "FlowMatching",
     "LinearBeta",
@@ -33,6 +34,7 @@ __all__ = [
     "as_time",
     "expand",
     "log_snr",
+    "named_schedule",
     "time_grid",
 ]
 
@@ -144,6 +146,15 @@ class LinearBeta(Schedule):
         index = (torch.searchsorted(-knots, -log_alpha_bar.contiguous()) - 1).clamp(0, self.steps - 1)
         fraction = (log_alpha_bar - knots[index]) / (knots[index + 1] - knots[index])
         return ((index + fraction) / self.steps).clamp(0, 1)
+
+
+SCHEDULES: dict[str, type[Schedule]] = {"flow": FlowMatching, "cosine": Cosine, "linear-beta": LinearBeta}
+"""Schedules by the names that configurations use."""
+
+
+def named_schedule(name: str) -> Schedule:
+    require_choice("schedule", name, SCHEDULES)
+    return SCHEDULES[name]()
 
 
 @lru_cache(maxsize=16)

@@ -1,4 +1,4 @@
-"""The command line: train, sample, reproduce, demo.
+"""The command line: train, sample, posterior, evaluate, reproduce, demo.
 
 A bad argument prints one sentence and exits with 2 before anything is written; an interrupted run saves and exits with
 130. Settings are typed: `distdiff train mixture2d --help` lists each with its default and what it means.
@@ -15,7 +15,8 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from .._check import BadArgument, require, require_choice
-from ..recipe import RECIPES, SCALES, RunConfig
+from ..recipe import RECIPES, SCALES, AutoencoderRun, PointsRun, RunConfig
+from ..train import RunFolder
 
 __all__ = ["main"]
 
@@ -25,6 +26,8 @@ HELP = f"""usage: distdiff COMMAND ... (distdiff COMMAND --help says more)
 
   train RECIPE        train a model into a run folder
   sample RUN          draw samples from a run folder
+  posterior RUN IMAGE what a noisy picture could have been: draws, their mean, where they differ
+  evaluate RUN        FID and KID (or the fast fd) against steps, churn and sampler
   reproduce NAME      run one of the paper's experiments: figures, numbers, a report
   demo                train a few-step model and its classical twin and compare them
 
@@ -41,34 +44,101 @@ class TrainArgs:
     """Sizes and lengths: the paper's, minutes on two cores, or seconds for a test. Other settings override it."""
     out: Path | None = None
     """Run folder; runs/RECIPE-SCALE by default."""
-    resume: bool = False
-    """Go on from the folder's last checkpoint."""
+    resume: str | None = None
+    """Go on from a checkpoint of the folder: latest, best, or the number of a step."""
     overwrite: bool = False
     """Replace an earlier run in the folder."""
 
 
 @dataclass(frozen=True)
 class SampleArgs:
-    """Draw samples from a trained run: samples.npy, a picture and the settings."""
+    """Draw samples from a trained run.
+
+    Points: samples.npy, a picture and the settings. Images: PNG files, a grid and the settings.
+    """
 
     run: tyro.conf.Positional[Path]
-    """Run folder."""
+    """Run folder; for images also a pipeline folder or a hub name."""
     steps: int = 4
     """Denoising steps."""
-    n: int = 4096
-    """Samples."""
+    n: int | None = None
+    """Samples; 4096 points or 64 pictures by default."""
     churn: float = 1.0
     """1 for the ancestral step, 0 for the deterministic one."""
     grid: Literal["uniform", "logsnr", "edm"] = "uniform"
     """Spacing of the times."""
     seed: int = 0
     """Sample i uses seed + i."""
+    label: str | None = None
+    """Class (name or number) or attributes, separated by commas; all classes in turn by default."""
+    trajectory: bool = False
+    """Also write the draws on the way as an animated picture."""
     batch_size: int | None = None
-    """Samples drawn at once; all by default."""
+    """Samples drawn at once; all points, or 64 pictures by default."""
     device: str = "auto"
     """auto, cpu, cuda, mps, ..."""
     out: Path | None = None
     """Folder for the result; RUN/samples by default."""
+
+
+@dataclass(frozen=True)
+class PosteriorArgs:
+    """Noise a picture and show what the model believes it could have been: draws, their mean, their spread."""
+
+    run: tyro.conf.Positional[Path]
+    """Run folder of an image model."""
+    image: tyro.conf.Positional[str]
+    """A picture, a .npy array (c, h, w) in [-1, 1], or the number of a held-out picture of the run's data."""
+    t: float = 0.6
+    """How noisy: 0 is the picture, 1 pure noise."""
+    draws: int = 16
+    """Draws from the posterior."""
+    seed: int = 0
+    """Seed of the noise and of the draws."""
+    label: str | None = None
+    """Class or attributes of the picture, for a conditional model."""
+    noisy: bool = False
+    """The picture is x_t already: add no noise."""
+    device: str = "auto"
+    """auto, cpu, cuda, mps, ..."""
+    out: Path | None = None
+    """Folder for the result; RUN/posterior by default."""
+
+
+@dataclass(frozen=True)
+class EvaluateArgs:
+    """Score an image run: metrics.json, a table and a plot against the number of steps."""
+
+    run: tyro.conf.Positional[Path]
+    """Run folder."""
+    steps: str = "1,2,4,8,16,50"
+    """Numbers of denoising steps."""
+    churn: str = "0,0.5,1"
+    """Churns of the library's sampler."""
+    sampler: str = "distributional"
+    """distributional (with churn), dpm++, sde-dpm++; several with commas. The latter two are for classical models."""
+    metric: Literal["fid", "fd"] = "fid"
+    """FID on the 2015 Inception features, or the fast fd on those of a small classifier."""
+    n: int = 2048
+    """Samples a score."""
+    reference: int | None = None
+    """Real pictures compared with; all of the split by default."""
+    split: str = "auto"
+    """Split compared with: test, then validation, then the one trained on, by default."""
+    screen: bool = True
+    """With fid and several churns: choose the churn by fd and compute FID for that one only."""
+    inception: str | None = None
+    """File of FID's network, or torch-fidelity; the installed package's by default."""
+    grid: Literal["uniform", "logsnr", "edm"] = "uniform"
+    """Spacing of the times."""
+    seed: int = 0
+    """Sample i uses seed + i."""
+    batch_size: int = 256
+    """Samples drawn at once."""
+    device: str = "auto"
+    """auto, cpu, cuda, mps, ..."""
+    out: Path | None = None
+    """Folder for the result; RUN/evaluation by default."""
 
 
 @dataclass(frozen=True)
@@ -93,37 +163,75 @@ class DemoArgs:
 
 def train_command(argv: Sequence[str]) -> str:
     from ..progress import training
-    from ..train.build import check
 
     recipe = _recipe(argv)
     scale = _option(argv, "--scale") or "small"
     require_choice("scale", scale, SCALES)
     default = TrainArgs(run=RECIPES[recipe][scale], scale=scale)  # type: ignore[arg-type]
     args = _parse(TrainArgs, argv[1:], f"train {recipe}", default)
-    check(args.run)
     require(not (args.resume and args.overwrite), "resume, overwrite", "both", "one or the other")
     out = args.out or Path("runs") / f"{recipe}-{args.scale}"
-    training(args.run, out, label=recipe, resume=args.resume, overwrite=args.overwrite)
+    training(args.run, out, label=recipe, resume=args.resume or False, overwrite=args.overwrite)
+    if isinstance(args.run, AutoencoderRun):
+        return f"Trained. Look at {out}/previews; a latent model: distdiff train image --latent {out}"
     return f"Trained. Look at {out} or draw from it: distdiff sample {out}"
 
 
 def sample_command(argv: Sequence[str]) -> str:
-    from .sample import draw_points
+    from .sample import draw_images, draw_points
 
     args = _parse(SampleArgs, argv, "sample")
-    out = args.out or args.run / "samples"
-    draw_points(
+    points = (args.run / "config.json").is_file() and isinstance(RunFolder(args.run).read_config(), PointsRun)
+    options = {name: getattr(args, name) for name in ("steps", "churn", "grid", "seed", "batch_size", "device")}
+    if points:
+        require(args.label is None, "label", args.label, "left out for points")
+        require(not args.trajectory, "trajectory", args.trajectory, "left out for points")
+        n, out = args.n if args.n is not None else 4096, args.out or args.run / "samples"
+        draw_points(args.run, out, n=n, **options)
+        return f"{n} samples in {args.steps} steps. Look at {out / 'samples.png'}"
+    n, out = args.n if args.n is not None else 64, args.out or _beside(args.run, "samples")
+    draw_images(args.run, out, n=n, label=args.label, trajectory=args.trajectory, **options)
+    return f"{n} pictures in {args.steps} steps. Look at {out / 'grid.png'}"
+
+
+def posterior_command(argv: Sequence[str]) -> str:
+    from .posterior import show_posterior
+
+    args = _parse(PosteriorArgs, argv, "posterior")
+    out = args.out or _beside(args.run, "posterior")
+    options = {name: getattr(args, name) for name in ("t", "draws", "seed", "label", "noisy", "device")}
+    found = show_posterior(args.run, args.image, out, **options)
+    return f"Mean std of a pixel at t = {args.t:g}: {found['mean_std']:.4f}. Look at {out / 'posterior.png'}"
+
+
+def evaluate_command(argv: Sequence[str]) -> str:
+    from .evaluate import evaluate_run
+
+    args = _parse(EvaluateArgs, argv, "evaluate")
+    out = args.out or args.run / "evaluation"
+    shared = ("split", "device", "metric", "n", "seed", "grid", "batch_size", "screen", "inception")
+    evaluate_run(
         args.run,
         out,
-        steps=args.steps,
-        n=args.n,
-        churn=args.churn,
-        grid=args.grid,
-        seed=args.seed,
-        batch_size=args.batch_size,
-        device=args.device,
+        steps=[int(value) for value in _numbers("steps", args.steps, int)],
+        churns=_numbers("churn", args.churn, float),
+        samplers=[name.strip() for name in args.sampler.split(",")],
+        n_reference=args.reference,
+        **{name: getattr(args, name) for name in shared},
     )
-    return f"{args.n} samples in {args.steps} steps. Look at {out / 'samples.png'}"
+    return f"Done. Look at {out / 'scores.png'} and {out / 'metrics.json'}"
+
+
+def _numbers(name: str, text: str, kind: type) -> list[float]:
+    try:
+        return [kind(word) for word in text.split(",")]
+    except ValueError:
+        raise BadArgument(f"{name} must be numbers separated by commas, got {text!r}") from None
+
+
+def _beside(run: Path, name: str) -> Path:
+    """Results lie in the run folder; those of a pipeline folder or a hub name in the working folder."""
+    return run / name if (run / "config.json").is_file() else Path(name)
 
 
 def reproduce_command(argv: Sequence[str]) -> str:
@@ -145,6 +253,8 @@ def demo_command(argv: Sequence[str]) -> str:
 COMMANDS: dict[str, Callable[[Sequence[str]], str]] = {
     "train": train_command,
     "sample": sample_command,
+    "posterior": posterior_command,
+    "evaluate": evaluate_command,
     "reproduce": reproduce_command,
     "demo": demo_command,
 }
@@ -192,7 +302,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except FloatingPointError as error:
         _leave(str(error), 1)
     except KeyboardInterrupt:
-        _leave("interrupted; a run folder that was being trained holds a checkpoint for --resume", 130)
+        _leave("interrupted; a run folder that was being trained holds a checkpoint for --resume latest", 130)
 
 
 def _leave(sentence: str, code: int) -> None:

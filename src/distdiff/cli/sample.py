@@ -1,12 +1,15 @@
-"""`distdiff sample` for points in the plane."""
+"""`distdiff sample`: points in the plane, or pictures."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from .._check import require_between, require_count, require_seed
 from ..data.toy import TOYS
@@ -14,9 +17,10 @@ from ..figure import COLORS, canvas, save
 from ..progress import bar
 from ..random import stream
 from ..sample import Step, sample
-from ..train.folder import load_denoiser, make_folder
+from ..train import load_denoiser
+from ..train.folder import make_folder
 
-__all__ = ["draw_points"]
+__all__ = ["draw_images", "draw_points"]
 
 
 def draw_points(
@@ -32,12 +36,7 @@ def draw_points(
     device: str = "auto",
 ) -> None:
     """Samples of a run into a folder: samples.npy, samples.png (and .pdf), samples.json with the settings."""
-    require_count("steps", steps)
-    require_count("n", n)
-    require_between("churn", churn, 0, 1)
-    require_count("batch_size", n if batch_size is None else batch_size)
-    require_seed(seed)
-    require_seed(seed + n - 1)
+    _check(steps, n, churn, seed, n if batch_size is None else batch_size)
     denoiser, config = load_denoiser(run, device)
     make_folder(out)
     batches = 1 if batch_size is None else -(-n // batch_size)
@@ -57,3 +56,76 @@ def draw_points(
             axes.scatter(points[:, 0], points[:, 1], s=3, lw=0, alpha=0.6, color=color, rasterized=True)
             axes.set(title=title, xlim=(-6, 6), ylim=(-6, 6), aspect="equal")
         save(figure, out, "samples")
+
+
+def draw_images(
+    run: Path,
+    out: Path,
+    *,
+    steps: int,
+    n: int,
+    churn: float = 1.0,
+    grid: str = "uniform",
+    seed: int = 0,
+    batch_size: int | None = None,
+    device: str = "auto",
+    label: str | None = None,
+    trajectory: bool = False,
+) -> None:
+    """Pictures of a run into a folder: 000000.png and so on, grid.png, samples.json and, if asked, trajectory.gif."""
+    from ..data.image import to_uint8
+    from ..hub import load_pipeline
+    from ..picture import as_image, save_animation
+    from ..picture import grid as sheet
+
+    size = min(n, 64) if batch_size is None else batch_size
+    _check(steps, n, churn, seed, size)
+    pipe = load_pipeline(run, device)
+    cond = pipe.condition(label, n)
+    make_folder(out)
+    for old in out.iterdir():
+        if re.fullmatch(r"\d{6}\.png", old.name):
+            old.unlink()
+    made: list[Tensor] = []
+    states: list[list[Tensor]] = [[] for _ in range(steps)]
+    with bar("sampling", steps * -(-n // size)) as advance:
+
+        def callback(_: Any, index: int, __: float, tensors: dict[str, Tensor]) -> None:
+            advance()
+            if trajectory:
+                states[index].append(to_uint8(pipe.decode(tensors["pred_original_sample"])).cpu())
+
+        for first in range(0, n, size):
+            count = min(size, n - first)
+            labels = None if cond is None else cond[first : first + count]
+            generator = torch.Generator().manual_seed(seed + first)
+            (latents,) = pipe(
+                count,
+                labels,
+                steps,
+                churn,
+                grid,
+                generator,
+                output_type="latent",
+                return_dict=False,
+                callback_on_step_end=callback,
+            )
+            with torch.no_grad():
+                made.append(to_uint8(pipe.decode(latents)).cpu())
+    images = torch.cat(made)
+    for index, image in enumerate(images):
+        as_image(image).save(out / f"{index:06d}.png")
+    sheet(images[:256]).save(out / "grid.png")
+    if trajectory:
+        save_animation([sheet(torch.cat(parts)[:64]) for parts in states], out / "trajectory.gif")
+    settings = {"run": str(run), "steps": steps, "n": n, "churn": churn, "grid": grid, "seed": seed, "label": label}
+    (out / "samples.json").write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def _check(steps: int, n: int, churn: float, seed: int, batch_size: int) -> None:
+    require_count("steps", steps)
+    require_count("n", n)
+    require_between("churn", churn, 0, 1)
+    require_count("batch_size", batch_size)
+    require_seed(seed)
+    require_seed(seed + n - 1)

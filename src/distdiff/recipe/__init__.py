@@ -1,27 +1,37 @@
 """Recipes: every setting of every experiment, by name and scale."""
 
 from .closed import GAUSSIAN, SNR, GaussianStudy, SnrStudy
-from .config import SCALES, RunConfig
+from .config import SCALES, AutoencoderRun, ImageRun, PointsRun, RunConfig
+from .image import AUTOENCODER, IMAGES
 from .points import DEMO, STUDIES, PointStudy
 
 __all__ = [
+    "AUTOENCODER",
     "DEMO",
     "GAUSSIAN",
+    "IMAGES",
     "RECIPES",
     "SCALES",
     "SNR",
     "STUDIES",
+    "AutoencoderRun",
     "GaussianStudy",
+    "ImageRun",
     "PointStudy",
+    "PointsRun",
     "RunConfig",
     "SnrStudy",
 ]
 
 RECIPES: dict[str, dict[str, RunConfig]] = {
-    study if model == "distributional" else f"{study}-{model}": {
-        scale: STUDIES[study][scale].models[model] for scale in SCALES
-    }
-    for study in STUDIES
-    for model in STUDIES[study]["paper"].models
+    **{
+        study if model == "distributional" else f"{study}-{model}": {
+            scale: STUDIES[study][scale].models[model] for scale in SCALES
+        }
+        for study in STUDIES
+        for model in STUDIES[study]["paper"].models
+    },
+    **{name: dict(scales) for name, scales in IMAGES.items()},
+    "autoencoder": dict(AUTOENCODER),
 }
-"""Training runs: a study's name is its distributional model, a suffix its classical twins."""
+"""Training runs: an experiment's name is its distributional model, a suffix its classical twins."""

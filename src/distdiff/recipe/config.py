@@ -1,6 +1,7 @@
 """Every setting of a training run: frozen dataclasses, printed, saved with the run, overridable from the command line.
 
-They hold numbers and names. What the names stand for is built in `distdiff.train.build`.
+They hold numbers and names. What the names stand for is built in `distdiff.train`. A run is of one of the kinds in
+`KINDS`: points in the plane, images, or the autoencoder of a latent model; all share length, loss and optimisation.
 """
 
 from __future__ import annotations
@@ -8,13 +9,33 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["SCALES", "DataConfig", "LossConfig", "NetworkConfig", "OptimConfig", "RunConfig"]
+__all__ = [
+    "KINDS",
+    "SCALES",
+    "AutoencoderConfig",
+    "AutoencoderRun",
+    "EvaluationConfig",
+    "ImageData",
+    "ImageRun",
+    "LossConfig",
+    "MLPConfig",
+    "OptimConfig",
+    "PointData",
+    "PointsRun",
+    "PreviewConfig",
+    "ReconstructionConfig",
+    "RunConfig",
+    "UNetConfig",
+]
 
 SCALES = ("paper", "small", "smoke")
 
+Prediction = Literal["x0", "velocity", "noise", "v", "edm"]
+ScheduleName = Literal["flow", "cosine", "linear-beta"]
+
 
 @dataclass(frozen=True)
-class DataConfig:
+class PointData:
     name: Literal["mixture2d", "checkerboard"] = "mixture2d"
     """Distribution to train on."""
     points: int = 102400
@@ -24,7 +45,31 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
-class NetworkConfig:
+class ImageData:
+    source: str = "digits"
+    """A folder of pictures, parquet file(s), a named set (digits, cifar10, fashion-mnist, ...) or a hub name."""
+    path: str | None = None
+    """Where a named set lies, if not where it is looked for."""
+    split: str = "train"
+    """Part of the set to train on."""
+    size: int | None = None
+    """Side of the square pictures, resized and cropped at the centre; their own by default."""
+    channels: Literal[1, 3] | None = None
+    """1 for grey, 3 for colour; as the pictures are by default."""
+    flip: bool = False
+    """Mirror every other picture at random."""
+    limit: int | None = None
+    """Use only the first pictures."""
+    image_column: str | None = None
+    """Column of the pictures, if it cannot be guessed."""
+    label_column: str | None = None
+    """Column of the classes, if it cannot be guessed; none for an unconditional model."""
+    workers: int = 0
+    """Processes that read pictures ahead of training, for sets that do not fit into memory."""
+
+
+@dataclass(frozen=True)
+class MLPConfig:
     width: int = 64
     """Width of the MLP's layers."""
     depth: int = 4
@@ -33,12 +78,56 @@ class NetworkConfig:
     """Width of the time embedding and of its two-layer MLP."""
     noise_dim: int = 2
     """Size of the noise xi beside each point; 0 for a classical model."""
-    prediction: Literal["x0", "velocity", "noise"] = "x0"
+    prediction: Prediction = "x0"
     """What the network predicts."""
-    schedule: Literal["flow", "cosine", "linear-beta"] = "flow"
+    schedule: ScheduleName = "flow"
     """Noise schedule."""
     safety: float = 1e-2
     """Times are kept in [safety, 1 - safety]."""
+
+
+@dataclass(frozen=True)
+class UNetConfig:
+    width: int = 256
+    """Channels of the first level."""
+    multipliers: tuple[int, ...] = (1, 2, 2, 2)
+    """Channels of each level, as multiples of the width."""
+    blocks: int = 2
+    """Residual blocks a level."""
+    attention: tuple[int, ...] = (1,)
+    """Levels with attention, counted from 0; the bottleneck always has it."""
+    heads: int = 8
+    """Attention heads."""
+    dropout: float = 0.1
+    """Dropout within residual blocks."""
+    patch: int = 1
+    """Side of pixel blocks taken as channels: 2 quarters the cost."""
+    noise: bool = True
+    """Whether the network takes noise xi; a classical model does not."""
+    branch_at: int = 0
+    """0: a forward pass a draw, as in the paper. k: the draws share all that comes before the decoder's k-th block."""
+    prediction: Prediction = "x0"
+    """What the network predicts."""
+    schedule: ScheduleName = "flow"
+    """Noise schedule."""
+    safety: float = 1e-2
+    """Times are kept in [safety, 1 - safety]."""
+
+
+@dataclass(frozen=True)
+class AutoencoderConfig:
+    kind: Literal["kl", "vq"] = "kl"
+    """Continuous latents held near a normal distribution, or a codebook."""
+    latent_channels: int = 3
+    """Channels of the latents."""
+    width: int = 128
+    """Channels of the first level."""
+    multipliers: tuple[int, ...] = (1, 2, 4)
+    """Channels of each level, as multiples of the width; each level after the first halves the resolution."""
+    blocks: int = 2
+    """Residual blocks a level."""
+    codebook: int = 8192
+    """Entries of the codebook."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +155,26 @@ class LossConfig:
 
 
 @dataclass(frozen=True)
+class ReconstructionConfig:
+    reconstruction: Literal["l1", "l2"] = "l1"
+    """Distance of pixels."""
+    perceptual: float = 1.0
+    """Weight of the perceptual distance beside that of pixels; needs perceptual_weights."""
+    perceptual_weights: str | None = None
+    """File with the weights of the perceptual network; without it there is no perceptual term."""
+    generator: float = 100.0
+    """Weight of reconstruction and perceptual terms."""
+    adversarial: float = 0.1
+    """Weight of the adversarial term."""
+    adversarial_start: int = 50_000
+    """Step at which the discriminator joins."""
+    codebook: float = 100.0
+    """Weight of the codebook term (vq)."""
+    kl: float = 1e-6
+    """Weight of the KL term (kl)."""
+
+
+@dataclass(frozen=True)
 class OptimConfig:
     lr: float = 1e-3
     """Adam's learning rate."""
@@ -84,20 +193,89 @@ class OptimConfig:
 
 
 @dataclass(frozen=True)
+class PreviewConfig:
+    every: int = 10_000
+    """Steps between grids of samples; 0 for none."""
+    n: int = 64
+    """Samples in a grid."""
+    steps: int = 4
+    """Denoising steps."""
+    churn: float = 1.0
+    """Churn of the sampler."""
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    every: int = 10_000
+    """Steps between scores, by which the best checkpoint is kept; 0 for none."""
+    metric: Literal["fid", "fd"] = "fid"
+    """FID on Inception features, or the fast Frechet distance on a small classifier's."""
+    n: int = 2048
+    """Samples, and pictures of the training set they are compared with."""
+    steps: int = 10
+    """Denoising steps."""
+    churn: float = 1.0
+    """Churn of the sampler."""
+
+
+@dataclass(frozen=True)
 class RunConfig:
+    """What all runs have; `PointsRun`, `ImageRun` and `AutoencoderRun` add their data and network."""
+
     steps: int = 100_000
     """Training steps."""
     batch_size: int = 128
-    """Data points a step."""
+    """Data points a step, on each process."""
+    accumulate: int = 1
+    """Batches whose gradients are added up before a step."""
     seed: int = 0
     """Seed of the weights, the order of the data and all noise."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps, ..."""
+    precision: Literal["no", "bf16", "fp16"] = "no"
+    """Mixed precision."""
+    compile: bool = False
+    """Compile the network with torch.compile."""
+    channels_last: bool = False
+    """Keep images with their channels last in memory, which suits recent GPUs."""
     log_every: int = 100
     """Steps between lines of metrics.jsonl."""
     save_every: int = 5000
     """Steps between checkpoints."""
-    data: DataConfig = field(default_factory=DataConfig)
-    network: NetworkConfig = field(default_factory=NetworkConfig)
-    loss: LossConfig = field(default_factory=LossConfig)
+    keep: int = 2
+    """Checkpoints kept beside the best one."""
+    tracker: Literal["none", "tensorboard", "wandb"] = "none"
+    """Where metrics go beside metrics.jsonl."""
     optim: OptimConfig = field(default_factory=OptimConfig)
+
+
+@dataclass(frozen=True)
+class PointsRun(RunConfig):
+    data: PointData = field(default_factory=PointData)
+    network: MLPConfig = field(default_factory=MLPConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+
+
+@dataclass(frozen=True)
+class ImageRun(RunConfig):
+    init: str | None = None
+    """Start from a trained diffusion model: a distdiff run, a diffusers UNet2DModel folder or pipeline, a hub name."""
+    latent: str | None = None
+    """Folder of an autoencoder: train in its latent space."""
+    data: ImageData = field(default_factory=ImageData)
+    network: UNetConfig = field(default_factory=UNetConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    preview: PreviewConfig = field(default_factory=PreviewConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+
+@dataclass(frozen=True)
+class AutoencoderRun(RunConfig):
+    data: ImageData = field(default_factory=ImageData)
+    network: AutoencoderConfig = field(default_factory=AutoencoderConfig)
+    loss: ReconstructionConfig = field(default_factory=ReconstructionConfig)
+    preview: PreviewConfig = field(default_factory=PreviewConfig)
+
+
+KINDS: dict[str, type[RunConfig]] = {"points": PointsRun, "image": ImageRun, "autoencoder": AutoencoderRun}
+"""Kinds of runs, as config.json names them."""

@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from .config import RunConfig
+from .config import PointsRun
 
 __all__ = ["DEMO", "STUDIES", "PointStudy"]
 
-PAPER = RunConfig()
+PAPER = PointsRun()
 SMALL = replace(
     PAPER,
     steps=10_000,
@@ -37,7 +37,7 @@ SMOKE = replace(
 class PointStudy:
     """What one `distdiff reproduce` of a 2D experiment trains and measures."""
 
-    models: dict[str, RunConfig]
+    models: dict[str, PointsRun]
     """Trained models by name: distributional, its twin with beta = 2 and lambda = 0, and diffusion."""
     steps: tuple[int, ...]
     """Numbers of sampling steps."""
@@ -61,7 +61,7 @@ class PointStudy:
     """Seed of the samples and of the held-out points."""
 
 
-def _models(base: RunConfig, data: Literal["mixture2d", "checkerboard"], *names: str) -> dict[str, RunConfig]:
+def _models(base: PointsRun, data: Literal["mixture2d", "checkerboard"], *names: str) -> dict[str, PointsRun]:
     base = replace(base, data=replace(base.data, name=data))
     classical = replace(base, network=replace(base.network, noise_dim=0, prediction="velocity"))
     known = {

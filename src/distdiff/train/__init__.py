@@ -1,8 +1,9 @@
-"""Training: building what a configuration names, the loop, and the folder a run leaves behind."""
+"""Training: what each kind of run trains, the loop, and the folder a run leaves behind."""
 
-from .build import build_data, build_denoiser, build_loss, pick_device
-from .folder import RunFolder, load_denoiser
-from .loop import Progress, train
+from .build import build_loss, pick_device
+from .folder import RunFolder
+from .loop import Progress, build_task, check, train
+from .task import build_data, build_denoiser, load_denoiser
 
 __all__ = [
     "Progress",
@@ -10,6 +11,8 @@ __all__ = [
     "build_data",
     "build_denoiser",
     "build_loss",
+    "build_task",
+    "check",
     "load_denoiser",
     "pick_device",
     "train",

@@ -1,4 +1,4 @@
-"""From the names in a configuration to the objects they stand for. Every setting is checked here, before any work."""
+"""From the names in a configuration to the objects they stand for, and the checks that all kinds of runs share."""
 
 from __future__ import annotations
 
@@ -8,40 +8,35 @@ from torch import Tensor
 from .._check import (
     BadArgument,
     require,
-    require_choice,
     require_count,
     require_positive,
     require_seed,
 )
-from ..data.toy import TOYS
-from ..denoiser import Denoiser
 from ..kernel import RBF, Energy, Exponential, InverseMultiquadric, Kernel, median_distance
 from ..loss import ConditionalLoss, JointLoss, Loss, MarginalLoss, NoWeighting, RegressionLoss, Sigmoid, Weighting
-from ..nn import MLP
-from ..random import stream
-from ..recipe.config import DataConfig, LossConfig, NetworkConfig, OptimConfig, RunConfig
-from ..schedule import Cosine, FlowMatching, LinearBeta
+from ..recipe.config import LossConfig, OptimConfig, RunConfig
 
-__all__ = ["build_data", "build_denoiser", "build_loss", "check", "pick_device"]
+__all__ = ["build_loss", "check_fit", "check_run", "pick_device"]
 
-SCHEDULES = {"flow": FlowMatching, "cosine": Cosine, "linear-beta": LinearBeta}
 POPULATION_LOSSES = {"conditional": ConditionalLoss, "joint": JointLoss, "marginal": MarginalLoss}
 
 
-def check(config: RunConfig) -> None:
-    """Raise the first thing wrong with a configuration."""
-    for name in ("steps", "batch_size", "log_every", "save_every"):
+def check_run(config: RunConfig) -> None:
+    """Raise the first thing wrong with the settings that every kind of run has."""
+    for name in ("steps", "batch_size", "accumulate", "log_every", "save_every", "keep"):
         require_count(name, getattr(config, name))
     require_seed(config.seed)
-    require_seed(config.data.seed)
-    pick_device(config.device)
+    device = pick_device(config.device)
+    half = config.precision == "fp16" and device.type == "cpu"
+    require(not half, "precision", config.precision, "no or bf16 on a CPU")
+    if config.tracker == "wandb":
+        try:
+            import wandb  # noqa: F401
+        except ImportError:
+            raise BadArgument(
+                "tracker must be tensorboard or none unless wandb is installed: pip install wandb"
+            ) from None
     _check_optim(config.optim)
-    require_choice("data.name", config.data.name, TOYS)
-    require_count("data.points", config.data.points, least=2)
-    build_loss(config.loss, torch.eye(2))
-    with torch.random.fork_rng(devices=[]):
-        build_denoiser(config.network)
-    _check_fit(config.network, config.loss, config.batch_size)
 
 
 def _check_optim(optim: OptimConfig) -> None:
@@ -53,11 +48,12 @@ def _check_optim(optim: OptimConfig) -> None:
         require(0 <= value < 1, name, value, "in [0, 1)")
 
 
-def _check_fit(network: NetworkConfig, loss: LossConfig, batch_size: int) -> None:
+def check_fit(loss: LossConfig, batch_size: int, noise_name: str, noise: int | bool) -> None:
+    """Whether a loss fits a network that has noise (or not) and a batch."""
     if loss.kind == "regression":
-        require(network.noise_dim == 0, "network.noise_dim", network.noise_dim, "0 for a regression")
+        require(not noise, noise_name, noise, f"{type(noise)(0)} for a regression")
     elif loss.lam > 0:
-        require_count("network.noise_dim", network.noise_dim)
+        require(bool(noise), noise_name, noise, "given" if noise is False else "a whole number of at least 1")
     if loss.kind in ("joint", "marginal"):
         require(batch_size % loss.m == 0, "batch_size", batch_size, f"a multiple of loss.m = {loss.m}")
 
@@ -74,25 +70,8 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def build_data(data: DataConfig) -> Tensor:
-    """The training points, (points, 2)."""
-    return TOYS[data.name].sample(data.points, torch.Generator().manual_seed(stream(data.seed, "data")))
-
-
-def build_denoiser(config: NetworkConfig) -> Denoiser:
-    require_choice("network.schedule", config.schedule, SCHEDULES)
-    network = MLP(2, noise_dim=config.noise_dim, width=config.width, depth=config.depth, time_width=config.time_width)
-    return Denoiser(
-        network,
-        schedule=SCHEDULES[config.schedule](),
-        prediction=config.prediction,
-        noise_shape=(config.noise_dim,) if config.noise_dim else None,
-        safety=config.safety,
-    )
-
-
 def build_loss(config: LossConfig, data: Tensor) -> Loss:
-    """The loss; kernels that take their width from the data measure it on `data` (n, *event)."""
+    """The loss; kernels that take their width from the data measure it on `data` (n, *event), in batches of 512."""
     weighting: Weighting = NoWeighting() if config.weighting == "none" else Sigmoid(config.bias)
     if config.kind == "regression":
         return RegressionLoss(weighting=weighting)
@@ -105,5 +84,5 @@ def _kernel(config: LossConfig, data: Tensor) -> Kernel:
         return Energy(config.beta, scaled=config.scaled)
     if config.kernel == "imq":
         return InverseMultiquadric(config.c)
-    median = median_distance(data[: 100 * 512].split(512))
+    median = median_distance(data.split(512))
     return (RBF if config.kernel == "rbf" else Exponential).from_median(median, config.gamma)

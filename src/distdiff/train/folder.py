@@ -1,11 +1,15 @@
 """The folder of a run: what was asked, what happened, and the weights.
 
-    config.json                every setting
-    metrics.jsonl              a line each `log_every` steps
-    weights.safetensors        averaged weights, the ones to sample from
-    checkpoint.safetensors     all that is needed to go on: weights, their average, optimizer, random state, step
+    config.json                          every setting, and the kind of run
+    metrics.jsonl                        a line each `log_every` steps
+    checkpoints/step-N.safetensors       all that is needed to go on: weights, their average, optimizers, step
+    checkpoints/best.safetensors         the checkpoint with the best score, where a run is scored
+    weights.safetensors                  averaged weights of a points run, the ones to sample from
+    pipeline/                            the same for images: a folder that diffusers loads
+    autoencoder/                         the same for an autoencoder
 
-Weights are written aside and renamed, so that a run that is killed leaves the last whole file behind.
+Everything is written aside and renamed, so that a run that is killed leaves the last whole file behind. All randomness
+of a step is a function of the seed and the step's number, which is thus the random state and the loader's position too.
 """
 
 from __future__ import annotations
@@ -13,7 +17,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
+import shutil
+import types
 import typing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,11 +30,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from .._check import BadArgument, require
-from ..denoiser import Denoiser
-from ..recipe.config import RunConfig
-from .build import build_denoiser, pick_device
+from ..recipe.config import KINDS, RunConfig
 
-__all__ = ["RunFolder", "flatten", "from_dict", "load_denoiser", "load_weights", "make_folder"]
+__all__ = ["RunFolder", "flatten", "from_dict", "load_weights", "make_folder"]
 
 
 def make_folder(path: Path) -> Path:
@@ -49,19 +55,27 @@ class RunFolder:
         self.config = self.path / "config.json"
         self.metrics = self.path / "metrics.jsonl"
         self.weights = self.path / "weights.safetensors"
-        self.checkpoint = self.path / "checkpoint.safetensors"
+        self.checkpoints = self.path / "checkpoints"
+        self.best = self.checkpoints / "best.safetensors"
+        self.pipeline = self.path / "pipeline"
+        self.autoencoder = self.path / "autoencoder"
 
     def create(self, config: RunConfig, *, overwrite: bool = False) -> None:
         """Start afresh; an earlier run is in the way unless it may be overwritten."""
         taken = self.config.exists() and not overwrite
         require(not taken, "out", str(self.path), "a new folder, or one to --resume or --overwrite")
         make_folder(self.path)
-        for old in (self.metrics, self.weights, self.checkpoint):
+        for old in (self.metrics, self.weights):
             old.unlink(missing_ok=True)
+        for folder in (self.checkpoints, self.pipeline, self.autoencoder, self.path / "previews"):
+            shutil.rmtree(folder, ignore_errors=True)
         self.write_config(config)
 
     def write_config(self, config: RunConfig) -> None:
-        self.config.write_text(json.dumps(dataclasses.asdict(config), indent=2) + "\n")
+        kind = next(name for name, cls in KINDS.items() if type(config) is cls)
+        aside = self.config.with_suffix(".partial")
+        aside.write_text(json.dumps({"kind": kind, **dataclasses.asdict(config)}, indent=2) + "\n")
+        os.replace(aside, self.config)
 
     def read_config(self) -> RunConfig:
         require(self.config.is_file(), "run", str(self.path), "a run folder with a config.json")
@@ -69,34 +83,81 @@ class RunFolder:
             values = json.loads(self.config.read_text())
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise BadArgument(f"{self.config} must be JSON, got {error}") from None
-        return from_dict(RunConfig, values)
+        require(isinstance(values, dict), "config", values, "a table of settings")
+        kind = values.pop("kind", "points")
+        require(kind in KINDS, "config.kind", kind, "one of " + ", ".join(KINDS))
+        return from_dict(KINDS[kind], values)
+
+    def steps(self) -> list[int]:
+        """Steps at which there is a checkpoint, rising."""
+        found = [re.fullmatch(r"step-(\d+)\.safetensors", file.name) for file in self.checkpoints.glob("step-*")]
+        return sorted(int(match[1]) for match in found if match)
+
+    def checkpoint(self, which: str | int = "latest") -> Path:
+        """The file of a checkpoint: latest, best, or the one of a step."""
+        if which == "best":
+            require(self.best.is_file(), "resume", which, f"latest or a step: {self.path} has no best checkpoint")
+            return self.best
+        steps = self.steps()
+        require(bool(steps), "run", str(self.path), "a run folder with a checkpoint; has it been trained?")
+        if which == "latest":
+            return self.step_file(steps[-1])
+        known = str(which).isdigit() and int(which) in steps
+        require(known, "resume", which, f"latest, best or one of the steps {', '.join(map(str, steps))}")
+        return self.step_file(int(which))
+
+    def step_file(self, step: int) -> Path:
+        return self.checkpoints / f"step-{step:08d}.safetensors"
+
+    def prune(self, keep: int) -> None:
+        """Forget all but the last `keep` checkpoints."""
+        for step in self.steps()[:-keep]:
+            self.step_file(step).unlink()
+
+    def replace_folder(self, target: Path, write: Callable[[Path], object]) -> None:
+        """Have a folder written aside, then put it where an older one may be."""
+        aside, old = target.with_name(target.name + ".partial"), target.with_name(target.name + ".old")
+        for leftover in (aside, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+        write(aside)
+        if target.exists():
+            os.replace(target, old)
+        os.replace(aside, target)
+        shutil.rmtree(old, ignore_errors=True)
 
     def done(self, config: RunConfig) -> int | None:
         """Steps done of the run with these settings; None if the folder holds no such run, or no whole one."""
         try:
             same = self.read_config() == config
-            step = self.load(self.checkpoint)[1].get("step", "") if same else ""
+            step = self.load(self.checkpoint())[1].get("step", "") if same else ""
         except BadArgument:
             return None
         return int(step) if step.isdigit() else None
 
     def seconds(self) -> float:
         """Training time so far, as logged."""
+        return max((line.get("seconds", 0.0) for line in self.logged()), default=0.0)
+
+    def logged(self) -> list[dict[str, Any]]:
+        """The whole lines of metrics.jsonl."""
         lines = self.metrics.read_text().splitlines() if self.metrics.exists() else []
-        return json.loads(lines[-1])["seconds"] if lines else 0.0
+        return [json.loads(line) for line in lines if line.endswith("}")]
 
     def log(self, values: dict[str, Any]) -> None:
         with self.metrics.open("a") as file:
             file.write(json.dumps(values) + "\n")
 
-    def trim_metrics(self, step: int) -> None:
-        """Forget what was logged after a checkpoint that training goes on from."""
+    def trim(self, step: int) -> None:
+        """Forget what was logged and saved after a checkpoint that training goes on from."""
+        kept = [line for line in self.logged() if line["step"] <= step]
         if self.metrics.exists():
-            whole = [line for line in self.metrics.read_text().splitlines() if line.endswith("}")]
-            kept = [line for line in whole if json.loads(line)["step"] <= step]
-            self.metrics.write_text("".join(line + "\n" for line in kept))
+            self.metrics.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        for later in self.steps():
+            if later > step:
+                self.step_file(later).unlink()
 
     def save(self, file: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+        file.parent.mkdir(exist_ok=True)
         aside = file.with_suffix(".partial")
         save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, aside, metadata)
         os.replace(aside, file)
@@ -120,15 +181,6 @@ def load_weights(module: nn.Module, tensors: dict[str, Tensor], source: Path) ->
     module.load_state_dict(tensors)
 
 
-def load_denoiser(path: str | Path, device: str = "auto") -> tuple[Denoiser, RunConfig]:
-    """The trained model of a run folder, ready to draw, and the configuration it was trained with."""
-    folder = RunFolder(path)
-    config = folder.read_config()
-    denoiser = build_denoiser(config.network)
-    load_weights(denoiser, folder.load(folder.weights)[0], folder.weights)
-    return denoiser.to(pick_device(device)).eval().requires_grad_(False), config
-
-
 def flatten(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested settings by their dotted names, as the command line writes them."""
     flat: dict[str, Any] = {}
@@ -150,14 +202,16 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(hint):
         return from_dict(typing.cast(type, hint), value, where)
     origin, options = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return None if value is None else _convert(options[0], value, where)
     if origin is Literal:
         require(value in options, where, value, "one of " + ", ".join(map(str, options)))
         return value
     if origin is tuple:
-        require(
-            isinstance(value, list) and len(value) == len(options), where, value, f"a list of {len(options)} numbers"
-        )
-        return tuple(_convert(kind, entry, where) for kind, entry in zip(options, value, strict=True))
+        endless = options[-1] is Ellipsis
+        fits = isinstance(value, list) and (endless or len(value) == len(options))
+        require(fits, where, value, "a list of numbers" if endless else f"a list of {len(options)} numbers")
+        return tuple(_convert(options[0], entry, where) for entry in value)
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     fits = number if hint is float else isinstance(value, hint)
     require(fits, where, value, f"of type {hint.__name__}")

@@ -1,9 +1,10 @@
-"""The training loop: Adam, warm-up, clipping, averaged weights, and a run folder that survives an interruption.
+"""The training loop: Accelerate, Adam, warm-up, clipping, averaged weights, and a run folder that survives.
 
-`train` is a generator that yields its progress, so that a command line can draw a bar and a notebook can watch. All
-randomness after the initial weights comes from one generator whose state is part of the checkpoint. A resumed run
-continues as if it had never stopped, wherever it was interrupted: a step that fails before the weights change leaves no
-trace, and one torn while they change is not saved.
+`train` is a generator that yields its progress, so that a command line can draw a bar and a notebook can watch. The
+rows, noise and dropout of a step are functions of the seed and the step's number. A resumed run therefore continues as
+if it had never stopped, wherever it was interrupted or killed: a step that fails before the weights change leaves no
+trace, and one torn while they change is not saved. The same makes the split of a batch over processes and micro-batches
+immaterial (but for rounding, and dropout): together they draw what one process with the whole batch would have drawn.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Generator
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,13 +22,13 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from .._check import require
-from ..denoiser import Denoiser
-from ..random import stream
-from ..recipe.config import OptimConfig, RunConfig
-from .build import build_data, build_denoiser, build_loss, check, pick_device
+from ..random import BlockGenerator, stream
+from ..recipe.config import AutoencoderRun, ImageRun, OptimConfig, PointsRun, RunConfig
+from .build import pick_device
 from .folder import RunFolder, flatten, load_weights
+from .task import Phase, PointsTask, Task, rows_in_order, seeded
 
-__all__ = ["Progress", "TrainState", "learning_rate", "train"]
+__all__ = ["Progress", "TrainState", "build_task", "check", "learning_rate", "train"]
 
 
 class Progress(NamedTuple):
@@ -35,8 +37,10 @@ class Progress(NamedTuple):
     steps: int
     loss: float
     """Mean loss since the last log."""
-    denoiser: Denoiser
-    """The averaged weights; a view into the run, not a copy."""
+    denoiser: Any
+    """The averaged model; a view into the run, not a copy."""
+    rows: int
+    """Data points a step, over all processes."""
 
 
 def learning_rate(optim: OptimConfig, step: int, steps: int) -> float:
@@ -58,27 +62,63 @@ def _averaging(decay: float) -> Callable[..., None]:
     return update
 
 
+def build_task(config: RunConfig) -> Task:
+    """Check every setting, read the data and build the modules. Nothing is written."""
+    if isinstance(config, PointsRun):
+        return PointsTask(config)
+    if isinstance(config, ImageRun):
+        from .image import ImageTask
+
+        return ImageTask(config)
+    from .autoencoder import AutoencoderTask
+
+    assert isinstance(config, AutoencoderRun)
+    return AutoencoderTask(config)
+
+
+def check(config: RunConfig) -> None:
+    """Raise the first thing wrong with a configuration."""
+    build_task(config)
+
+
 def train(
-    config: RunConfig, out: str | Path | None = None, *, resume: bool = False, overwrite: bool = False
+    config: RunConfig,
+    out: str | Path | None = None,
+    *,
+    resume: bool | str = False,
+    overwrite: bool = False,
+    task: Task | None = None,
 ) -> Generator[Progress, None, None]:
-    """Train a denoiser, yielding once a step. Without `out` nothing is written.
+    """Train a model, yielding once a step. Without `out` nothing is written.
 
     Interrupting the iteration (an exception in its body, Ctrl-C, closing it) saves a checkpoint first.
+
+    Args:
+        resume: "latest" (or True), "best" or the number of a step: go on from that checkpoint.
+        overwrite: replace an earlier run in the folder.
+        task: what `build_task(config)` gave, where the caller has built it already.
     """
-    check(config)
+    task = build_task(config) if task is None else task
     folder = None if out is None else RunFolder(out)
     require(not (resume and folder is None), "resume", resume, "used with a run folder")
-    if folder is not None and resume:
+    which = "latest" if resume is True else resume
+    if folder is not None and which:
         _require_same(folder, config)
-    elif folder is not None:
-        folder.create(config, overwrite=overwrite)
-    return _iterate(TrainState(config), folder, resume)
+        folder.checkpoint(which)
+    state = TrainState(task)
+    if folder is not None and not which:
+        if state.main:
+            folder.create(config, overwrite=overwrite)
+        state.accelerator.wait_for_everyone()
+    return _iterate(state, folder, which)
 
 
 def _require_same(folder: RunFolder, config: RunConfig) -> None:
-    """A resumed run may be longer or log differently, but is otherwise the same run."""
+    """A resumed run may be longer, or log, save and look differently, but is otherwise the same run."""
     saved = folder.read_config()
-    free = {name: getattr(config, name) for name in ("steps", "device", "log_every", "save_every")}
+    require(type(saved) is type(config), "settings", type(config).__name__, f"those of the run in {folder.path}")
+    names = ("steps", "device", "log_every", "save_every", "keep", "tracker", "preview", "evaluation")
+    free = {name: getattr(config, name) for name in names if hasattr(config, name)}
     before, after = flatten(asdict(replace(saved, **free))), flatten(asdict(config))
     changed = [f"{name} {before[name]} -> {after[name]}" for name in after if before[name] != after[name]]
     require(not changed, "settings", "; ".join(changed), f"those of the run in {folder.path}")
@@ -87,74 +127,149 @@ def _require_same(folder: RunFolder, config: RunConfig) -> None:
 class TrainState:
     """All that changes in a run."""
 
-    def __init__(self, config: RunConfig) -> None:
-        self.config = config
-        self.device = pick_device(config.device)
-        data = build_data(config.data)
-        self.loss = build_loss(config.loss, data)
-        self.data = data.to(self.device)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(stream(config.seed, "weights"))
-            self.denoiser = build_denoiser(config.network).to(self.device)
-        self.ema = AveragedModel(self.denoiser, multi_avg_fn=_averaging(config.optim.ema))
-        optim = config.optim
-        self.optimizer = torch.optim.Adam(
-            self.denoiser.parameters(), lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=self.device.type != "mps"
+    def __init__(self, task: Task) -> None:
+        from accelerate import Accelerator
+        from accelerate.state import AcceleratorState, PartialState
+
+        config = task.config
+        self.task, self.config = task, config
+        device = pick_device(config.device)
+        AcceleratorState._reset_state(reset_partial_state=PartialState().num_processes == 1)
+        self.accelerator = Accelerator(
+            device_placement=False, mixed_precision=config.precision, cpu=device.type == "cpu"
         )
-        self.generator = torch.Generator(self.device).manual_seed(stream(config.seed, "batches"))
+        self.world, self.main = self.accelerator.num_processes, self.accelerator.is_main_process
+        self.device = device if self.world == 1 else self.accelerator.device
+        layout: Any = {"memory_format": torch.channels_last} if config.channels_last else {}
+        for module in task.modules.values():
+            module.to(self.device, **layout)
+        self.ema = AveragedModel(task.model, multi_avg_fn=_averaging(config.optim.ema))
+        self.ema.module.eval()
+        optim, fused = config.optim, self.device.type != "mps"
+        self.phases: list[Phase] = task.phases()
+        self.optimizers = [
+            torch.optim.Adam(phase.parameters, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=fused)
+            for phase in self.phases
+        ]
+        if config.compile:
+            for module in task.modules.values():
+                getattr(module, "network", module).compile()
+        wrapped = self.accelerator.prepare(*(phase.objective for phase in self.phases), *self.optimizers)
+        self.objectives, self.stepping = wrapped[: len(self.phases)], wrapped[len(self.phases) :]
+        self.dropout = any(
+            isinstance(part, nn.Dropout) and part.p > 0 for module in task.modules.values() for part in module.modules()
+        )
         self.step = 0
+        self.best: float | None = None
+        self.loader: Any = None
         self.torn = False
         """Whether the weights are between two steps, after an interruption at the worst moment."""
 
-    def advance(self) -> Tensor:
-        """One step; the batch's mean loss."""
-        before = self.generator.get_state()
-        try:
-            loss = self.gradients()
-        except BaseException:
-            self.generator.set_state(before)
-            raise
-        self.torn = True
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.config.optim, self.step, self.config.steps)
-        self.optimizer.step()
-        self.ema.update_parameters(self.denoiser)
+    @property
+    def rows(self) -> int:
+        """Data points a step, over all processes and micro-batches."""
+        return self.config.batch_size * self.config.accumulate * self.world
+
+    def advance(self) -> dict[str, Tensor]:
+        """One step; the mean loss of each phase on this process."""
+        batches = self._batches()
+        losses: dict[str, Tensor] = {}
+        for index, phase in enumerate(self.phases):
+            losses[phase.name] = self.gradients(index, batches)
+            self.torn = True
+            for group in self.optimizers[index].param_groups:
+                group["lr"] = learning_rate(self.config.optim, self.step, self.config.steps)
+            self.stepping[index].step()
+        self.ema.update_parameters(self.task.model)
         self.step += 1
         self.torn = False
-        return loss
+        return losses
 
-    def gradients(self) -> Tensor:
-        """Put the clipped gradient of a fresh batch into the parameters; its loss."""
-        size = (self.config.batch_size,)
-        rows = torch.randint(len(self.data), size, generator=self.generator, device=self.device)
-        loss = self.loss(self.denoiser, self.data[rows], generator=self.generator).mean()
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_(self.denoiser.parameters(), self.config.optim.clip)
-        if not bool(torch.isfinite(loss.detach() + norm)):
-            raise FloatingPointError(
-                f"step {self.step + 1}: loss {loss.item()}, gradient norm {norm.item()}; the weights of step "
-                f"{self.step} are untouched. A lower optim.lr or another loss may help"
+    def _batches(self) -> list[Any]:
+        """The micro-batches of this process in this step."""
+        config, size = self.config, self.config.batch_size
+        if self.loader is None:
+            parts = [
+                rows_in_order(
+                    self.task.length,
+                    config.seed,
+                    self.step * self.rows,
+                    size,
+                    (micro * self.world + self.accelerator.process_index) * size,
+                    self.rows,
+                )
+                for micro in range(config.accumulate)
+            ]
+            self.loader = self.task.batches(rows for step in zip(*parts, strict=True) for rows in step)
+        return [next(self.loader) for _ in range(config.accumulate)]
+
+    def gradients(self, index: int, batches: list[Any]) -> Tensor:
+        """Put the clipped gradient of a phase into its parameters; its loss."""
+        config, phase, objective = self.config, self.phases[index], self.objectives[index]
+        self.optimizers[index].zero_grad(set_to_none=True)
+        total = torch.zeros((), device=self.device)
+        for micro, batch in enumerate(batches):
+            first = (micro * self.world + self.accelerator.process_index) * config.batch_size
+            seed = stream(config.seed, f"noise of {phase.name}")
+            generator = BlockGenerator(seed, self.step, first, config.batch_size, self.device)
+            data, cond = self.task.prepare(batch, self.device, generator)
+            last = micro + 1 == len(batches)
+            dropped = (
+                seeded(config.seed, f"dropout {phase.name} {self.step} {first}") if self.dropout else nullcontext()
             )
-        return loss.detach()
+            with nullcontext() if last else self.accelerator.no_sync(objective), dropped:
+                loss = objective(data, cond, generator, self.step).mean() / len(batches)
+                self.accelerator.backward(loss)
+            total += loss.detach()
+        norm = self.accelerator.clip_grad_norm_(phase.parameters, config.optim.clip)
+        self._require_finite(phase, total, torch.as_tensor(norm))
+        return total
+
+    def _require_finite(self, phase: Phase, loss: Tensor, norm: Tensor) -> None:
+        if self.config.precision == "fp16" and bool(torch.isfinite(loss)):
+            return  # the scaler skips a step whose gradients overflow, and lowers its scale
+        if bool(torch.isfinite(loss + norm.to(loss.device))):
+            return
+        names = {id(p): f"{name}.{key}" for name, m in self.task.modules.items() for key, p in m.named_parameters()}
+        bad = [names.get(id(p), "?") for p in phase.parameters if p.grad is not None and not p.grad.isfinite().all()]
+        culprit = (
+            "the loss" if not bool(torch.isfinite(loss)) else f"the gradient of {', '.join(bad[:3]) or 'the model'}"
+        )
+        raise FloatingPointError(
+            f"step {self.step + 1}: {culprit} is not finite ({phase.name} {loss.item()}, gradient norm {norm.item()}); "
+            f"the weights of step {self.step} are untouched. A lower optim.lr or another loss may help"
+        )
 
     def tensors(self) -> dict[str, Tensor]:
-        tensors = {f"model.{key}": value for key, value in self.denoiser.state_dict().items()}
-        tensors |= {f"ema.{key}": value for key, value in self.ema.state_dict().items()}
-        tensors |= {
-            f"optimizer.{index}.{key}": value
-            for index, state in self.optimizer.state_dict()["state"].items()
-            for key, value in state.items()
-        }
-        return tensors | {"generator": self.generator.get_state()}
+        tensors = {f"ema.{key}": value for key, value in self.ema.state_dict().items()}
+        for name, module in self.task.modules.items():
+            tensors |= {f"{name}.{key}": value for key, value in module.state_dict().items()}
+        for phase, optimizer in zip(self.phases, self.optimizers, strict=True):
+            tensors |= {
+                f"optimizer.{phase.name}.{index}.{key}": value
+                for index, state in optimizer.state_dict()["state"].items()
+                for key, value in state.items()
+            }
+        scaler = self.accelerator.scaler
+        for key, value in scaler.state_dict().items() if scaler is not None else ():
+            tensors[f"scaler.{key}"] = torch.as_tensor(value, dtype=torch.float64)
+        return tensors
 
-    def save(self, folder: RunFolder) -> None:
-        folder.save(folder.weights, self.ema.module.state_dict())
-        folder.save(folder.checkpoint, self.tensors(), {"step": str(self.step), "device": self.device.type})
+    def save(self, folder: RunFolder, *, best: bool = False) -> None:
+        """Write a checkpoint; on all processes, of which one writes."""
+        if self.main:
+            metadata = {"step": str(self.step), "device": self.device.type}
+            if self.best is not None:
+                metadata["best"] = repr(self.best)
+            folder.save(folder.best if best else folder.step_file(self.step), self.tensors(), metadata)
+            if not best:
+                folder.prune(self.config.keep)
+            if best or not folder.best.exists():
+                self.task.export(folder, self.ema.module)
+        self.accelerator.wait_for_everyone()
 
-    def restore(self, folder: RunFolder) -> None:
-        """Take up the last checkpoint of a run."""
-        source = folder.checkpoint
+    def restore(self, source: Path, folder: RunFolder) -> None:
+        """Take up a checkpoint of a run."""
         tensors, metadata = folder.load(source)
         step, device = metadata.get("step", ""), metadata.get("device", "")
         require(step.isdigit(), f"step of {source}", step, "a whole number")
@@ -162,45 +277,89 @@ class TrainState:
             device == self.device.type, "device", self.device.type, f"{device}, as the run in {folder.path} began on"
         )
         require(int(step) <= self.config.steps, "steps", self.config.steps, f"at least {step}, which are done already")
-        groups: dict[str, dict[str, Tensor]] = {"model": {}, "ema": {}, "optimizer": {}}
+        groups: dict[str, dict[str, Tensor]] = {}
         for key, value in tensors.items():
-            if key != "generator":
-                group, _, name = key.partition(".")
-                groups.setdefault(group, {})[name] = value
-        load_weights(self.denoiser, groups["model"], source)
-        load_weights(self.ema, groups["ema"], source)
-        states: dict[int, dict[str, Tensor]] = {}
-        for key, value in groups["optimizer"].items():
-            index, _, name = key.partition(".")
-            states.setdefault(int(index), {})[name] = value
-        self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": states})
-        self.generator.set_state(tensors["generator"])
+            group, _, name = key.partition(".")
+            groups.setdefault(group, {})[name] = value
+        for name, module in {**self.task.modules, "ema": self.ema}.items():
+            load_weights(module, groups.get(name, {}), source)
+        states: dict[str, dict[int, dict[str, Tensor]]] = {phase.name: {} for phase in self.phases}
+        for key, value in groups.get("optimizer", {}).items():
+            phase_name, index, name = key.split(".")
+            states[phase_name].setdefault(int(index), {})[name] = value
+        for phase, optimizer in zip(self.phases, self.optimizers, strict=True):
+            optimizer.load_state_dict(optimizer.state_dict() | {"state": states[phase.name]})
+        if self.accelerator.scaler is not None and "scaler" in groups:
+            self.accelerator.scaler.load_state_dict({key: value.item() for key, value in groups["scaler"].items()})
+        self.best = float(metadata["best"]) if "best" in metadata else None
         self.step = int(step)
 
 
-def _iterate(state: TrainState, folder: RunFolder | None, resume: bool) -> Generator[Progress, None, None]:
+def _iterate(state: TrainState, folder: RunFolder | None, resume: str | bool) -> Generator[Progress, None, None]:
     config = state.config
-    averaged: Denoiser = state.ema.module  # type: ignore[assignment]
     if folder is not None and resume:
-        state.restore(folder)
-        folder.write_config(config)
-        folder.trim_metrics(state.step)
+        state.restore(folder.checkpoint(resume), folder)
+        if state.main:
+            folder.write_config(config)
+            folder.trim(state.step)
+    elif folder is not None and state.main:
+        state.task.begin(folder)
     earlier = folder.seconds() if folder is not None else 0.0
     total, count, start, saved = 0.0, 0, time.perf_counter() - earlier, state.step
+    track = _Tracker(state, folder)
     try:
         while state.step < config.steps:
-            total, count = total + float(state.advance()), count + 1
+            losses = state.advance()
+            total, count = total + float(losses[state.phases[0].name]), count + 1
             mean = total / count
             if state.step % config.log_every == 0 or state.step == config.steps:
-                if folder is not None:
-                    rate = learning_rate(config.optim, state.step - 1, config.steps)
-                    seconds = round(time.perf_counter() - start, 3)
-                    folder.log({"step": state.step, "loss": mean, "lr": rate, "seconds": seconds})
+                rate = learning_rate(config.optim, state.step - 1, config.steps)
+                values = {name: float(loss) for name, loss in losses.items()} | {"loss": mean, "lr": rate}
+                track(values, seconds=round(time.perf_counter() - start, 3))
                 total, count = 0.0, 0
-            if folder is not None and state.step % config.save_every == 0:
-                state.save(folder)
-                saved = state.step
-            yield Progress(state.step, config.steps, mean, averaged)
+            if folder is not None:
+                measured = state.task.observe(state.step, state.ema.module, folder) if state.main else {}
+                if measured:
+                    track(measured)
+                if state.step % config.save_every == 0:
+                    state.save(folder)
+                    saved = state.step
+                if "score" in measured and (state.best is None or measured["score"] < state.best):
+                    state.best = measured["score"]
+                    state.save(folder, best=True)
+            yield Progress(state.step, config.steps, mean, state.ema.module, state.rows)
     finally:
-        if folder is not None and not state.torn and (state.step > saved or not folder.weights.exists()):
+        if folder is not None and not state.torn and (state.step > saved or not folder.steps()):
             state.save(folder)
+        track.close()
+
+
+class _Tracker:
+    """metrics.jsonl, and TensorBoard or W&B beside it."""
+
+    def __init__(self, state: TrainState, folder: RunFolder | None) -> None:
+        self.state, self.folder = state, folder if state.main else None
+        self.writer: Any = None
+        if self.folder is None or state.config.tracker == "none":
+            return
+        if state.config.tracker == "tensorboard":
+            from accelerate.tracking import TensorBoardTracker
+
+            self.writer = TensorBoardTracker(".", self.folder.path / "tensorboard")
+        else:
+            from accelerate.tracking import WandBTracker
+
+            self.writer = WandBTracker(self.folder.path.name, dir=str(self.folder.path), resume="allow")
+        self.writer.start()
+        if state.config.tracker == "wandb":
+            self.writer.store_init_configuration(flatten(asdict(state.config)))
+
+    def __call__(self, values: dict[str, float], **more: float) -> None:
+        if self.folder is not None:
+            self.folder.log({"step": self.state.step, **values, **more})
+        if self.writer is not None:
+            self.writer.log(values, step=self.state.step)
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.finish()

@@ -1,0 +1,202 @@
+"""Scores of an image model against the number of steps, the churn and the sampler.
+
+Samples carry labels as frequent as in the reference, and sample i uses seed + i whatever the settings, so that rows of
+a table differ by their settings alone. FID is slow on a CPU: with several churns (or samplers) it is computed only for
+the one that the fast `fd` finds best at each number of steps, which also keeps the choice apart from the score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from .._check import require, require_between, require_choice, require_count
+from ..baseline import sample_dpm
+from ..data.image import ImageSet, to_uint8
+from ..random import stream
+from ..sample import sample
+from .classifier import load_classifier
+from .frechet import Reference, Score, floor
+from .inception import Extractor, load_inception
+
+__all__ = ["SAMPLERS", "Entry", "Evaluation", "best_entries", "evaluate"]
+
+SAMPLERS = ("distributional", "dpm++", "sde-dpm++")
+"""The library's own, with churn, and diffusers' solvers for classical models."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row of a table."""
+
+    steps: int
+    sampler: str
+    churn: float | None
+    """None for samplers that have none."""
+    score: Score
+
+    @property
+    def name(self) -> str:
+        return self.sampler if self.churn is None else f"churn {self.churn:g}"
+
+
+@dataclass
+class Evaluation:
+    metric: str
+    entries: list[Entry]
+    """Scores of the metric; with FID and several churns only the chosen ones."""
+    screened: list[Entry]
+    """Scores of the fast metric by which churns were chosen, where they were."""
+    floor: Score
+    """The score of held-out real pictures: what a perfect model would get."""
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        def rows(entries: list[Entry]) -> list[dict[str, Any]]:
+            return [
+                {"steps": e.steps, "sampler": e.sampler, "churn": e.churn}
+                | {e.score.metric if key == "frechet" else key: value for key, value in asdict(e.score).items()}
+                for e in entries
+            ]
+
+        return {
+            "settings": self.settings,
+            "floor": asdict(self.floor),
+            "scores": rows(self.entries),
+            "screened": rows(self.screened),
+        }
+
+
+def best_entries(entries: Sequence[Entry]) -> list[Entry]:
+    """The entry with the least distance at each number of steps."""
+    steps = sorted({entry.steps for entry in entries})
+    return [min((e for e in entries if e.steps == n), key=lambda e: e.score.frechet) for n in steps]
+
+
+class _Sampler:
+    """Draws the pictures of a setting."""
+
+    def __init__(self, pipe: Any, reference: ImageSet, n: int, seed: int, batch_size: int, grid: str) -> None:
+        self.pipe, self.n, self.seed, self.size, self.grid = pipe, n, seed, batch_size, grid
+        generator = torch.Generator().manual_seed(stream(seed, "labels"))
+        rows = torch.randperm(len(reference), generator=generator)[:n]
+        rows = rows[torch.arange(n) % len(rows)]
+        cond = reference.batch(rows)[1] if pipe.classes or pipe.attributes else None
+        require(
+            cond is not None or not (pipe.classes or pipe.attributes), "reference", reference.name, "a set with labels"
+        )
+        self.cond = None if cond is None else cond.to(pipe.device)
+
+    def __call__(self, steps: int, sampler: str, churn: float | None, advance: Callable[[int], object]) -> Tensor:
+        denoiser, made = self.pipe.denoiser, []
+        for first in range(0, self.n, self.size):
+            last = min(first + self.size, self.n)
+            shape = (last - first, *self.pipe.sample_shape)
+            cond = None if self.cond is None else self.cond[first:last]
+            if sampler == "distributional":
+                assert churn is not None
+                x = sample(denoiser, shape, steps, churn, self.grid, self.seed + first, cond=cond)
+            else:
+                x = sample_dpm(denoiser, shape, steps, sampler, self.grid, self.seed + first, cond=cond)  # type: ignore[arg-type]
+            with torch.no_grad():
+                made.append(to_uint8(self.pipe.decode(x)).cpu())
+            advance(last - first)
+        return torch.cat(made)
+
+
+def evaluate(
+    pipe: Any,
+    train: ImageSet,
+    reference: ImageSet,
+    *,
+    steps: Sequence[int],
+    churns: Sequence[float] = (1.0,),
+    samplers: Sequence[str] = ("distributional",),
+    metric: Literal["fid", "fd"] = "fd",
+    n: int = 2048,
+    n_reference: int | None = None,
+    seed: int = 0,
+    grid: str = "uniform",
+    batch_size: int = 256,
+    screen: bool = True,
+    inception: str | None = None,
+    report: Callable[[str, int], Callable[[int], object]] = lambda label, total: lambda done: None,
+) -> Evaluation:
+    """Score a pipeline.
+
+    Args:
+        train: the set that the features of the fast metric are learned on.
+        reference: the pictures compared with, held out if there are such; `n_reference` of them, all by default.
+        screen: with FID and several settings at a number of steps, choose one by the fast metric first.
+        inception: where FID's network is found; see `load_inception`.
+        report: called with a label and a total, gives a function that is told the progress.
+    """
+    for count in (*steps, n, batch_size):
+        require_count("steps" if count in steps else "n", count)
+    require(len(steps) > 0, "steps", steps, "one number or more")
+    for churn in churns:
+        require_between("churn", churn, 0, 1)
+    for name in samplers:
+        require_choice("sampler", name, SAMPLERS)
+    require_choice("metric", metric, ("fid", "fd"))
+    available = len(reference)
+    n_reference = min(available, n_reference or available)
+    plan = list(_plan(steps, churns, samplers))
+    several = len(plan) > len(set(steps))
+    device = pipe.device
+    extractor: Extractor | None = load_inception(inception, device) if metric == "fid" else None
+    draw = _Sampler(pipe, reference, n, seed, batch_size, grid)
+
+    def fast_reference() -> Reference:
+        learned = load_classifier(train, device=device, callback=report("learning features", 1))
+        return Reference(learned, reference, n_reference, seed)
+
+    def score(ref: Reference, setting: tuple[int, str, float | None]) -> Entry:
+        count, name, churn = setting
+        label = f"{count} steps, {name if churn is None else f'churn {churn:g}'}"
+        images = draw(count, name, churn, report(f"sampling, {label}", n))
+        return Entry(count, name, churn, ref.score(images, callback=report(f"{metric}, {label}", n)))
+
+    screened: list[Entry] = []
+    if metric == "fid" and several and screen:
+        quick = fast_reference()
+        screened = [score(quick, setting) for setting in plan]
+        plan = [(e.steps, e.sampler, e.churn) for e in best_entries(screened)]
+    if extractor is None:
+        main = fast_reference()
+    else:
+        main = Reference(extractor, reference, n_reference, seed, callback=report("real pictures", n_reference))
+    entries = [score(main, setting) for setting in plan]
+    held = train if main.n == available else None
+    ground = floor(main, held, min(n, len(held) if held else available - main.n), callback=report("floor", n))
+    settings = {
+        "metric": metric,
+        "features": main.extractor.name,
+        "resize": main.extractor.resize,
+        "reference": f"{reference.name}, {reference.split} split",
+        "n": n,
+        "n_reference": main.n,
+        "seed": seed,
+        "grid": grid,
+        "size": reference.size,
+        "churn_chosen_by": "fd" if screened else "the score itself" if several else "given",
+        "floor_from": f"{(held or reference).split} split",
+    }
+    return Evaluation(metric, entries, screened, ground, settings)
+
+
+def _plan(
+    steps: Sequence[int], churns: Sequence[float], samplers: Sequence[str]
+) -> Iterator[tuple[int, str, float | None]]:
+    """Every setting to be scored; with one step all churns, and all solvers, are the same."""
+    for count in sorted(set(steps)):
+        for name in samplers:
+            if name == "distributional":
+                for churn in churns if count > 1 else churns[-1:]:
+                    yield count, name, churn
+            elif count > 1 or "distributional" not in samplers:
+                yield count, name, None

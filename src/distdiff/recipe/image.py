@@ -1,0 +1,171 @@
+"""The paper's image experiments, and the same at sizes that two CPU cores manage.
+
+`paper` holds the numbers of its appendix: U-Nets of width 256 with multipliers (1, 2, 2, 2), population 4, Adam at
+1e-4. Where the paper sweeps (beta, lambda, weighting) a recipe takes values from the sweep; where it is silent (the dropout
+rate, the averaging of weights) it takes what is usual. `small` narrows the network, works on blocks of 2 x 2 pixels and
+trains for less than an hour on two cores; `smoke` runs in seconds and is good for nothing but tests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .config import (
+    AutoencoderConfig,
+    AutoencoderRun,
+    EvaluationConfig,
+    ImageData,
+    ImageRun,
+    LossConfig,
+    OptimConfig,
+    PreviewConfig,
+    ReconstructionConfig,
+    UNetConfig,
+)
+
+__all__ = ["AUTOENCODER", "IMAGES"]
+
+PAPER = ImageRun(
+    steps=1_000_000,
+    batch_size=256,
+    tracker="tensorboard",
+    precision="no",
+    data=ImageData("cifar10", size=32, channels=3, flip=True, workers=4),
+    network=UNetConfig(),
+    loss=LossConfig(beta=1.0, lam=1.0, m=4, weighting="sigmoid"),
+    optim=OptimConfig(lr=1e-4, ema=0.9999),
+)
+SMALL = ImageRun(
+    steps=8_000,
+    batch_size=32,
+    tracker="tensorboard",
+    log_every=50,
+    save_every=500,
+    network=UNetConfig(width=24, multipliers=(1, 2, 2), dropout=0.0, patch=2),
+    loss=LossConfig(beta=1.0, lam=1.0, m=4, weighting="none"),
+    optim=OptimConfig(lr=2e-3, decay="cosine", ema=0.999),
+    preview=PreviewConfig(every=1000, steps=4),
+    evaluation=EvaluationConfig(every=0, metric="fd"),
+)
+SMOKE = replace(
+    SMALL,
+    steps=4,
+    batch_size=8,
+    log_every=2,
+    save_every=2,
+    tracker="none",
+    network=UNetConfig(width=8, multipliers=(1, 2), blocks=1, dropout=0.0, patch=2),
+    preview=PreviewConfig(every=0, n=16, steps=2),
+    evaluation=EvaluationConfig(every=0, metric="fd", n=64, steps=2),
+)
+
+
+def _scales(paper: ImageRun, small: ImageRun, smoke: ImageRun) -> dict[str, ImageRun]:
+    return {"paper": paper, "small": small, "smoke": smoke}
+
+
+def _classical(config: ImageRun) -> ImageRun:
+    """The classical twin: same network without noise, velocity prediction, regression; scored at 100 steps."""
+    return replace(
+        config,
+        network=replace(config.network, noise=False, branch_at=0, prediction="velocity"),
+        loss=replace(config.loss, kind="regression", lam=0.0, m=1),
+        evaluation=replace(config.evaluation, steps=100 if config.evaluation.steps == 10 else config.evaluation.steps),
+    )
+
+
+_DIGITS = ImageData("digits", size=8, channels=1)
+_FASHION = ImageData("fashion-mnist", size=28, channels=1, flip=True)
+_CIFAR = ImageData("cifar10", size=32, channels=3, flip=True)
+_FACES = ImageData("celeba", size=64, channels=3, flip=True, workers=4)
+_BEDROOMS = ImageData("lsun-bedroom", size=64, channels=3, flip=True, workers=4)
+_FACES_LARGE = ImageData("celeba-hq", size=256, channels=3, flip=True, workers=4)
+
+_digits_small = replace(SMALL, steps=2_000, data=_DIGITS, network=replace(SMALL.network, multipliers=(1, 2), patch=1))
+_smoke_digits = replace(SMOKE, data=_DIGITS)
+_colour_small = replace(SMALL, data=_CIFAR, network=replace(SMALL.network, multipliers=(1, 2, 2, 2)))
+
+_DISTRIBUTIONAL: dict[str, dict[str, ImageRun]] = {
+    "cifar10": _scales(PAPER, _colour_small, _smoke_digits),
+    "celeba": _scales(
+        replace(PAPER, batch_size=64, data=_FACES), replace(_colour_small, data=replace(_FACES, size=32)), _smoke_digits
+    ),
+    "lsun": _scales(
+        replace(PAPER, batch_size=64, data=_BEDROOMS),
+        replace(_colour_small, data=replace(_BEDROOMS, size=32)),
+        _smoke_digits,
+    ),
+    "celebahq-latent": _scales(
+        replace(
+            PAPER,
+            steps=2_000_000,
+            batch_size=16,
+            data=_FACES_LARGE,
+            latent="runs/autoencoder-paper",
+            network=replace(PAPER.network, attention=(3,)),
+        ),
+        replace(
+            _colour_small,
+            data=replace(_FACES_LARGE, size=64),
+            latent="runs/autoencoder-small",
+            network=replace(SMALL.network, patch=1),
+        ),
+        _smoke_digits,
+    ),
+    "fashion-mnist": _scales(
+        replace(PAPER, data=_FASHION, network=replace(PAPER.network, multipliers=(1, 2, 2))),
+        replace(SMALL, data=_FASHION, network=replace(SMALL.network, branch_at=5)),
+        replace(SMOKE, data=_DIGITS),
+    ),
+    "digits": _scales(
+        replace(PAPER, steps=100_000, data=_DIGITS, network=replace(PAPER.network, width=64, multipliers=(1, 2))),
+        _digits_small,
+        _smoke_digits,
+    ),
+    "image": _scales(replace(PAPER, data=ImageData(flip=True)), replace(SMALL, data=ImageData()), _smoke_digits),
+}
+
+IMAGES: dict[str, dict[str, ImageRun]] = {
+    name + suffix: {scale: change(config) for scale, config in scales.items()}
+    for name, scales in _DISTRIBUTIONAL.items()
+    for suffix, change in (("", lambda config: config), ("-diffusion", _classical))
+}
+"""Image runs by name and scale; each has a classical twin with the suffix -diffusion."""
+
+_AUTOENCODER = AutoencoderRun(
+    steps=2_000_000,
+    batch_size=16,
+    tracker="tensorboard",
+    data=_FACES_LARGE,
+    network=AutoencoderConfig(),
+    loss=ReconstructionConfig(),
+    optim=OptimConfig(lr=1e-4, ema=0.999),
+)
+AUTOENCODER: dict[str, AutoencoderRun] = {
+    "paper": _AUTOENCODER,
+    "small": replace(
+        _AUTOENCODER,
+        steps=2_000,
+        batch_size=8,
+        log_every=20,
+        save_every=200,
+        data=replace(_CIFAR, workers=0),
+        network=AutoencoderConfig(width=16, multipliers=(1, 2, 2), blocks=1, codebook=512),
+        loss=ReconstructionConfig(adversarial_start=1_000),
+        preview=PreviewConfig(every=500),
+        optim=OptimConfig(lr=1e-3, ema=0.99),
+    ),
+    "smoke": replace(
+        _AUTOENCODER,
+        steps=4,
+        batch_size=4,
+        log_every=2,
+        save_every=2,
+        tracker="none",
+        data=replace(_DIGITS, size=24),
+        network=AutoencoderConfig(width=8, multipliers=(1, 2, 2), blocks=1, codebook=16),
+        loss=ReconstructionConfig(adversarial_start=2),
+        preview=PreviewConfig(every=2, n=4),
+        optim=OptimConfig(lr=1e-3, ema=0.9),
+    ),
+}

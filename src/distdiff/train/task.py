@@ -1,0 +1,189 @@
+"""What a run trains: the parts of a run that hang on its kind, behind one interface that the loop sees.
+
+A task holds the data and the modules. Its phases are the losses minimised in each step, one after the other; a denoiser
+has one, an autoencoder with a discriminator two. The loop asks for batches by row, and now and then has the task look
+at its averaged model (`observe`) and write it where users find it (`export`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .._check import require_choice, require_count, require_seed
+from ..data.toy import TOYS
+from ..denoiser import Denoiser
+from ..loss import Loss
+from ..nn import MLP
+from ..random import stream
+from ..recipe.config import MLPConfig, PointData, PointsRun, RunConfig
+from ..schedule import named_schedule
+from .build import build_loss, check_fit, check_run, pick_device
+from .folder import RunFolder, load_weights
+
+__all__ = [
+    "DenoiserObjective",
+    "Phase",
+    "PointsTask",
+    "Task",
+    "build_data",
+    "build_denoiser",
+    "load_denoiser",
+    "seeded",
+]
+
+
+class Phase(NamedTuple):
+    name: str
+    objective: nn.Module
+    """Called with (data, cond, generator, step); returns one loss a row. Its gradients are shared by all processes."""
+    parameters: list[nn.Parameter]
+    """What this phase trains."""
+
+
+class Task(ABC):
+    """The data and modules of a run. `model` is averaged; `modules` is all that is trained, `model` among it."""
+
+    config: RunConfig
+    length: int
+    """Rows of data."""
+    model: nn.Module
+    modules: dict[str, nn.Module]
+
+    @abstractmethod
+    def phases(self) -> list[Phase]: ...
+
+    @abstractmethod
+    def load(self, rows: list[int]) -> Any:
+        """The data of some rows, not yet on the device."""
+
+    def batches(self, rows: Iterable[list[int]]) -> Iterator[Any]:
+        """What `load` gives for each list of rows, read ahead where that helps."""
+        return (self.load(some) for some in rows)
+
+    @abstractmethod
+    def prepare(self, batch: Any, device: torch.device, generator: torch.Generator) -> tuple[Tensor, Any]:
+        """A batch as the objectives take it: data and conditioning, on the device."""
+
+    @abstractmethod
+    def export(self, folder: RunFolder, model: nn.Module) -> None:
+        """Write the averaged model where users load it from."""
+
+    def describe(self) -> str:
+        """One line on the data, for the start of a run."""
+        return f"{self.length:,} rows"
+
+    def begin(self, folder: RunFolder) -> None:  # noqa: B027  nothing to do unless a task has something to show
+        """Called once when a run folder is new."""
+
+    def observe(self, step: int, model: nn.Module, folder: RunFolder) -> dict[str, float]:
+        """Look at the averaged model after a step; what was measured. `score`, if there, picks the best checkpoint."""
+        return {}
+
+
+class DenoiserObjective(nn.Module):
+    """A denoiser and its loss as one module, so that its forward pass is what processes share gradients of."""
+
+    def __init__(self, denoiser: Denoiser, loss: Loss) -> None:
+        super().__init__()
+        self.denoiser, self.loss = denoiser, loss
+
+    def forward(self, x0: Tensor, cond: Any, generator: torch.Generator, step: int) -> Tensor:
+        return self.loss(self.denoiser, x0, cond, generator)
+
+
+class seeded:
+    """Within it torch's global generator follows a seed; afterwards it is as before."""
+
+    def __init__(self, seed: int, purpose: str) -> None:
+        self.seed, self.fork = stream(seed, purpose), torch.random.fork_rng(devices=[])
+
+    def __enter__(self) -> None:
+        self.fork.__enter__()
+        torch.manual_seed(self.seed)
+
+    def __exit__(self, *error: Any) -> None:
+        self.fork.__exit__(*error)
+
+
+class PointsTask(Task):
+    """Points in the plane, all in memory."""
+
+    def __init__(self, config: PointsRun) -> None:
+        check_run(config)
+        require_seed(config.data.seed)
+        require_choice("data.name", config.data.name, TOYS)
+        require_count("data.points", config.data.points, least=2)
+        build_loss(config.loss, torch.eye(2))
+        with seeded(config.seed, "weights"):
+            self.model: Denoiser = build_denoiser(config.network)
+        check_fit(config.loss, config.batch_size, "network.noise_dim", config.network.noise_dim)
+        self.config: PointsRun = config
+        self.data = build_data(config.data)
+        self.length = len(self.data)
+        self.loss = build_loss(config.loss, self.data[: 100 * 512])
+        self.modules = {"model": self.model}
+
+    def phases(self) -> list[Phase]:
+        return [Phase("loss", DenoiserObjective(self.model, self.loss), list(self.model.parameters()))]
+
+    def load(self, rows: list[int]) -> Tensor:
+        return self.data[rows]
+
+    def prepare(self, batch: Tensor, device: torch.device, generator: torch.Generator) -> tuple[Tensor, None]:
+        return batch.to(device), None
+
+    def export(self, folder: RunFolder, model: nn.Module) -> None:
+        folder.save(folder.weights, model.state_dict())
+
+
+def build_data(data: PointData) -> Tensor:
+    """The training points, (points, 2)."""
+    return TOYS[data.name].sample(data.points, torch.Generator().manual_seed(stream(data.seed, "data")))
+
+
+def build_denoiser(config: MLPConfig) -> Denoiser:
+    network = MLP(2, noise_dim=config.noise_dim, width=config.width, depth=config.depth, time_width=config.time_width)
+    return Denoiser(
+        network,
+        schedule=named_schedule(config.schedule),
+        prediction=config.prediction,
+        noise_shape=(config.noise_dim,) if config.noise_dim else None,
+        safety=config.safety,
+    )
+
+
+def load_denoiser(path: str | Path, device: str = "auto") -> tuple[Denoiser, PointsRun]:
+    """The trained model of a points run, ready to draw, and the configuration it was trained with."""
+    folder = RunFolder(path)
+    config = folder.read_config()
+    assert isinstance(config, PointsRun)
+    denoiser = build_denoiser(config.network)
+    load_weights(denoiser, folder.load(folder.weights)[0], folder.weights)
+    return denoiser.to(pick_device(device)).eval().requires_grad_(False), config
+
+
+def rows_in_order(length: int, seed: int, start: int, batch: int, offset: int, stride: int) -> Iterator[list[int]]:
+    """Rows of batches without end. Positions run through one permutation of the data after another.
+
+    Batch k of this process covers the positions start + offset + k * stride and the `batch` that follow.
+    """
+    orders: dict[int, Sequence[int]] = {}
+
+    def order(epoch: int) -> Sequence[int]:
+        if epoch not in orders:
+            if len(orders) > 1:
+                orders.pop(min(orders))
+            generator = torch.Generator().manual_seed(stream(seed, f"order of epoch {epoch}"))
+            orders[epoch] = torch.randperm(length, generator=generator).tolist()
+        return orders[epoch]
+
+    first = start + offset
+    while True:
+        yield [order(position // length)[position % length] for position in range(first, first + batch)]
+        first += stride
