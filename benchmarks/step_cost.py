@@ -13,6 +13,7 @@ from timing import milliseconds
 
 from distdiff import score_loss
 from distdiff.recipe import RECIPES
+from distdiff.train import build_task
 from distdiff.train.loop import TrainState
 
 
@@ -37,10 +38,10 @@ def main() -> None:
             for name in ("checkerboard", "checkerboard-diffusion")
         }
         shared, diffusion, naive = (
-            TrainState(configs[n]) for n in ("checkerboard", "checkerboard-diffusion", "checkerboard")
+            TrainState(build_task(configs[n])) for n in ("checkerboard", "checkerboard-diffusion", "checkerboard")
         )
-        naive.denoiser.network = Replicating(naive.denoiser.network)
-        loss = shared.loss
+        naive.task.model.network = Replicating(naive.task.model.network)
+        loss = shared.task.loss
         draws, x0 = torch.randn(128, 32, 2, requires_grad=True), torch.randn(128, 2)
         runs = {
             "diffusion": diffusion.advance,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["COLORS", "LABELS", "canvas", "save"]
+__all__ = ["COLORS", "LABELS", "canvas", "plain_ticks", "save"]
 
 COLORS = {
     "distributional": "#0b7a75",
@@ -61,3 +61,14 @@ def save(figure: Any, folder: Path, name: str) -> list[str]:
     for file in names:
         figure.savefig(folder / file)
     return names
+
+
+def plain_ticks(axes: Any, values: Iterable[int]) -> None:
+    """Label a logarithmic x axis at these values, and both axes without powers of ten."""
+    from matplotlib.ticker import NullFormatter, ScalarFormatter
+
+    ticks = sorted(set(values))
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.yaxis.set_minor_formatter(ScalarFormatter())

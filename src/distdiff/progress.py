@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -10,14 +11,15 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from .recipe.config import PointsRun, RunConfig
 from .train import build_task, train
 
-__all__ = ["bar", "console", "training"]
+__all__ = ["bar", "console", "reports", "training"]
 
-console = Console(stderr=True)
+console = Console(stderr=True, quiet=int(os.environ.get("RANK", "0")) > 0)
+"""Of processes that train together, the first one speaks."""
 
 
 @contextmanager
@@ -39,6 +41,31 @@ def bar(label: str, total: int) -> Iterator[Callable[..., None]]:
                 progress.update(task, note=note)
 
         yield advance
+
+
+@contextmanager
+def reports() -> Iterator[Callable[[str, int], Callable[[int], object]]]:
+    """One bar at a time: a function of label and total that gives a function of what is done."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+
+        def report(label: str, total: int) -> Callable[[int], object]:
+            for earlier in progress.task_ids:
+                progress.update(earlier, visible=False)
+            task = progress.add_task(label, total=total)
+
+            def tell(done: int) -> None:
+                progress.update(task, completed=done)
+
+            return tell
+
+        yield report
 
 
 @contextmanager

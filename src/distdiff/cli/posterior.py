@@ -22,7 +22,7 @@ from ..picture import as_image, grid
 from ..random import SampleGenerator, randn
 from ..schedule import add_noise
 from ..train.folder import make_folder
-from .evaluate import held_out, image_config
+from ..train.image import held_out, image_config
 
 __all__ = ["show_posterior"]
 

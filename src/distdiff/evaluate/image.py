@@ -19,11 +19,11 @@ from ..baseline import sample_dpm
 from ..data.image import ImageSet, to_uint8
 from ..random import stream
 from ..sample import sample
-from .classifier import load_classifier
+from .classifier import load_classifier, training_steps
 from .frechet import Reference, Score, floor
 from .inception import Extractor, load_inception
 
-__all__ = ["SAMPLERS", "Entry", "Evaluation", "best_entries", "evaluate"]
+__all__ = ["SAMPLERS", "Entry", "Evaluation", "best_entries", "check", "evaluate"]
 
 SAMPLERS = ("distributional", "dpm++", "sde-dpm++")
 """The library's own, with churn, and diffusers' solvers for classical models."""
@@ -104,7 +104,7 @@ class _Sampler:
                 x = sample_dpm(denoiser, shape, steps, sampler, self.grid, self.seed + first, cond=cond)  # type: ignore[arg-type]
             with torch.no_grad():
                 made.append(to_uint8(self.pipe.decode(x)).cpu())
-            advance(last - first)
+            advance(last)
         return torch.cat(made)
 
 
@@ -135,13 +135,7 @@ def evaluate(
         inception: where FID's network is found; see `load_inception`.
         report: called with a label and a total, gives a function that is told the progress.
     """
-    for count in (*steps, n, batch_size):
-        require_count("steps" if count in steps else "n", count)
-    require(len(steps) > 0, "steps", steps, "one number or more")
-    for churn in churns:
-        require_between("churn", churn, 0, 1)
-    for name in samplers:
-        require_choice("sampler", name, SAMPLERS)
+    check(steps, churns, samplers, n, batch_size)
     require_choice("metric", metric, ("fid", "fd"))
     available = len(reference)
     n_reference = min(available, n_reference or available)
@@ -152,7 +146,7 @@ def evaluate(
     draw = _Sampler(pipe, reference, n, seed, batch_size, grid)
 
     def fast_reference() -> Reference:
-        learned = load_classifier(train, device=device, callback=report("learning features", 1))
+        learned = load_classifier(train, device=device, callback=report("learning features", training_steps(train)))
         return Reference(learned, reference, n_reference, seed)
 
     def score(ref: Reference, setting: tuple[int, str, float | None]) -> Entry:
@@ -187,6 +181,19 @@ def evaluate(
         "floor_from": f"{(held or reference).split} split",
     }
     return Evaluation(metric, entries, screened, ground, settings)
+
+
+def check(steps: Sequence[int], churns: Sequence[float], samplers: Sequence[str], n: int, batch_size: int) -> None:
+    """Raise the first thing wrong with what is to be scored."""
+    require(len(steps) > 0 and len(churns) > 0, "steps, churn", (steps, churns), "one number or more each")
+    for count in steps:
+        require_count("steps", count)
+    require_count("n", n, least=2)
+    require_count("batch_size", batch_size)
+    for churn in churns:
+        require_between("churn", churn, 0, 1)
+    for name in samplers:
+        require_choice("sampler", name, SAMPLERS)
 
 
 def _plan(

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers import DiffusionPipeline, ImagePipelineOutput
+from diffusers.utils import logging
 from torch import Tensor
 
 from .._check import BadArgument, is_whole, require, require_count
@@ -75,23 +76,20 @@ class DistributionalPipeline(DiffusionPipeline):
     @property
     def sample_shape(self) -> tuple[int, int, int]:
         """(channels, height, width) of what the network denoises: pixels, or latents."""
-        channels = self.unet.network.channels if isinstance(self.unet, DistributionalUNet) else self.unet.config.out_channels
-        size = self.unet.config.sample_size
+        config = self.unet.config
+        channels, size = config.get("channels", config.get("out_channels")), config.sample_size
         height, width = (size, size) if is_whole(size) else size
         return channels, height, width
 
     @property
     def classes(self) -> int:
-        return (
-            self.unet.network.classes if isinstance(self.unet, DistributionalUNet) else self._foreign_classes()
-        ) or 0
-
-    def _foreign_classes(self) -> int:
-        return self.unet.config.num_class_embeds
+        """Number of classes; 0 without."""
+        return self.unet.config.get("classes", self.unet.config.get("num_class_embeds")) or 0
 
     @property
     def attributes(self) -> int:
-        return self.unet.network.attributes if isinstance(self.unet, DistributionalUNet) else 0
+        """Number of attributes; 0 without."""
+        return self.unet.config.get("attributes", 0)
 
     def condition(self, labels: Any, count: int) -> Tensor | None:
         """The conditioning of `count` pictures, from names or numbers of classes, or from attributes.
@@ -245,10 +243,13 @@ def load_pipeline(path: str | Path, device: str = "auto") -> DistributionalPipel
             f"run must be a run folder with a pipeline (has it been trained?) or a hub name, got {str(path)!r}"
         )
     target = pick_device(device)
+    logging.disable_progress_bar()
     try:
         pipe = DistributionalPipeline.from_pretrained(str(source) if local else str(path))
     except (OSError, ValueError, RuntimeError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise BadArgument(f"run must be a whole pipeline folder or a hub name, got {str(path)!r} ({first})") from None
+    finally:
+        logging.enable_progress_bar()
     pipe.set_progress_bar_config(disable=True)
     return pipe.to(target)

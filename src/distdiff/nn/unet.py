@@ -10,9 +10,9 @@ The noise :math:`\xi` has the shape of the image. With `branch_at` 0 it is conca
 and the output has twice the channels, the first half of which is dropped, as in the paper: the whole network runs for
 each of the m draws. With `branch_at` k > 0 it is concatenated with what the first convolution of the decoder's k-th
 residual block sees (counted from 1, deepest first): everything before runs once an image. As
-:math:`W [h, \xi] = W_h h + W_\xi \xi`, that convolution is a sum whose first term is shared as well. What follows a late
-fork sees only a neighbourhood of each pixel, so that means of :math:`\xi` over a coarse grid also join the conditioning
-vector of the remaining norms, which makes global choices possible.
+:math:`W [h, \xi] = W_h h + W_\xi \xi`, that convolution is a sum whose first term is shared as well. What follows a
+late fork sees only a neighbourhood of each pixel, so that means of :math:`\xi` over a coarse grid also join the
+conditioning vector of the remaining norms, which makes global choices possible.
 
 `patch` p > 1 works on p x p blocks of pixels as channels, at a p-th of the resolution: cheap, for small computers.
 Pictures of any size pass; odd sizes are met on the way up.

@@ -2,21 +2,25 @@
 
 from .closed import GAUSSIAN, SNR, GaussianStudy, SnrStudy
 from .config import SCALES, AutoencoderRun, ImageRun, PointsRun, RunConfig
-from .image import AUTOENCODER, IMAGES
-from .points import DEMO, STUDIES, PointStudy
+from .image import AUTOENCODER, COMPLEXITY, IMAGE_DEMO, IMAGE_STUDIES, IMAGES, ComplexityStudy, ImageStudy
+from .points import STUDIES, PointStudy
 
 __all__ = [
     "AUTOENCODER",
-    "DEMO",
+    "COMPLEXITY",
     "GAUSSIAN",
     "IMAGES",
+    "IMAGE_DEMO",
+    "IMAGE_STUDIES",
     "RECIPES",
     "SCALES",
     "SNR",
     "STUDIES",
     "AutoencoderRun",
+    "ComplexityStudy",
     "GaussianStudy",
     "ImageRun",
+    "ImageStudy",
     "PointStudy",
     "PointsRun",
     "RunConfig",

@@ -1,14 +1,15 @@
 """The paper's image experiments, and the same at sizes that two CPU cores manage.
 
 `paper` holds the numbers of its appendix: U-Nets of width 256 with multipliers (1, 2, 2, 2), population 4, Adam at
-1e-4. Where the paper sweeps (beta, lambda, weighting) a recipe takes values from the sweep; where it is silent (the dropout
-rate, the averaging of weights) it takes what is usual. `small` narrows the network, works on blocks of 2 x 2 pixels and
-trains for less than an hour on two cores; `smoke` runs in seconds and is good for nothing but tests.
+1e-4. Where the paper sweeps (beta, lambda, weighting) a recipe takes values from the sweep; where it is silent (the
+rate of dropout, the averaging of weights, mirrored pictures) it takes what is usual. `small` narrows the network, works
+on blocks of 2 x 2 pixels and trains for less than an hour on two cores; `smoke` is good for nothing but tests.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from .config import (
     AutoencoderConfig,
@@ -23,7 +24,7 @@ from .config import (
     UNetConfig,
 )
 
-__all__ = ["AUTOENCODER", "IMAGES"]
+__all__ = ["AUTOENCODER", "COMPLEXITY", "IMAGES", "IMAGE_DEMO", "IMAGE_STUDIES", "ComplexityStudy", "ImageStudy"]
 
 PAPER = ImageRun(
     steps=1_000_000,
@@ -75,13 +76,15 @@ def _classical(config: ImageRun) -> ImageRun:
 
 
 _DIGITS = ImageData("digits", size=8, channels=1)
-_FASHION = ImageData("fashion-mnist", size=28, channels=1, flip=True)
+_FASHION = ImageData("fashion-mnist", size=28, channels=1)
 _CIFAR = ImageData("cifar10", size=32, channels=3, flip=True)
 _FACES = ImageData("celeba", size=64, channels=3, flip=True, workers=4)
 _BEDROOMS = ImageData("lsun-bedroom", size=64, channels=3, flip=True, workers=4)
 _FACES_LARGE = ImageData("celeba-hq", size=256, channels=3, flip=True, workers=4)
 
-_digits_small = replace(SMALL, steps=2_000, data=_DIGITS, network=replace(SMALL.network, multipliers=(1, 2), patch=1))
+_digits_small = replace(
+    SMALL, steps=2_000, data=_DIGITS, network=replace(SMALL.network, multipliers=(1, 2), patch=1, branch_at=3)
+)
 _smoke_digits = replace(SMOKE, data=_DIGITS)
 _colour_small = replace(SMALL, data=_CIFAR, network=replace(SMALL.network, multipliers=(1, 2, 2, 2)))
 
@@ -168,4 +171,84 @@ AUTOENCODER: dict[str, AutoencoderRun] = {
         preview=PreviewConfig(every=2, n=4),
         optim=OptimConfig(lr=1e-3, ema=0.9),
     ),
+}
+
+
+@dataclass(frozen=True)
+class ImageStudy:
+    """What one `distdiff reproduce` of an image experiment trains and measures."""
+
+    models: dict[str, ImageRun]
+    """Trained models by name: distributional and diffusion."""
+    steps: tuple[int, ...] = (1, 2, 4, 8, 16, 50)
+    """Numbers of sampling steps."""
+    churns: tuple[float, ...] = (0.0, 0.5, 1.0)
+    """Churns tried for each."""
+    samplers: tuple[str, ...] = ("distributional", "dpm++", "sde-dpm++")
+    """Samplers tried for the classical model; the first one has the churns."""
+    metric: Literal["fid", "fd"] = "fid"
+    """The score. With fid, churn and sampler are chosen by fd."""
+    unscreened: tuple[int, ...] = ()
+    """Numbers of steps at which the classical model gets a score for every churn and sampler, and its best counts."""
+    n: int = 2048
+    """Samples a score."""
+    n_reference: int | None = None
+    """Held-out pictures compared with; all by default."""
+    seed: int = 0
+    """Sample i uses seed + i."""
+
+
+def _pair(name: str, scale: str) -> dict[str, ImageRun]:
+    return {"distributional": IMAGES[name][scale], "diffusion": IMAGES[f"{name}-diffusion"][scale]}
+
+
+_TINY = {"steps": (1, 2), "metric": "fd", "n": 64, "unscreened": ()}
+
+IMAGE_STUDIES: dict[str, dict[str, ImageStudy]] = {
+    "fashion-mnist": {
+        "paper": ImageStudy(_pair("fashion-mnist", "paper"), n=50_000),
+        "small": ImageStudy(_pair("fashion-mnist", "small"), unscreened=(4,), n_reference=5_000),
+        "smoke": ImageStudy(_pair("fashion-mnist", "smoke"), **_TINY),  # type: ignore[arg-type]
+    },
+    "digits": {
+        "paper": ImageStudy(_pair("digits", "paper"), metric="fd"),
+        "small": ImageStudy(_pair("digits", "small"), metric="fd"),
+        "smoke": ImageStudy(_pair("digits", "smoke"), **_TINY),  # type: ignore[arg-type]
+    },
+    "cifar10": {
+        "paper": ImageStudy(_pair("cifar10", "paper"), steps=(10, 30, 50, 70, 90, 100), n=50_000),
+        "small": ImageStudy(_pair("cifar10", "small"), n_reference=5_000),
+        "smoke": ImageStudy(_pair("cifar10", "smoke"), **_TINY),  # type: ignore[arg-type]
+    },
+}
+
+_demo = replace(_digits_small, steps=800, tracker="none", preview=PreviewConfig(every=0), save_every=800)
+
+IMAGE_DEMO = ImageStudy(
+    {"distributional": _demo, "diffusion": _classical(_demo)},
+    steps=(1, 2, 4, 8),
+    samplers=("distributional",),
+    metric="fd",
+    n=720,
+)
+"""`make demo`: digits, a minute or two."""
+
+
+@dataclass(frozen=True)
+class ComplexityStudy:
+    """Cost of a training step against the population, for the network of a recipe."""
+
+    run: ImageRun
+    populations: tuple[int, ...] = (1, 2, 4, 8)
+    branches: tuple[int, ...] = (0, 7)
+    """Values of branch_at."""
+    rounds: int = 8
+    """Timed steps of each, in turns."""
+    batch_size: int = 32
+
+
+COMPLEXITY: dict[str, ComplexityStudy] = {
+    "paper": ComplexityStudy(IMAGES["cifar10"]["paper"], batch_size=256),
+    "small": ComplexityStudy(IMAGES["cifar10"]["small"]),
+    "smoke": ComplexityStudy(IMAGES["cifar10"]["smoke"], populations=(1, 2), branches=(0, 2), rounds=1, batch_size=4),
 }

@@ -13,7 +13,7 @@ from typing import Literal
 
 from .config import PointsRun
 
-__all__ = ["DEMO", "STUDIES", "PointStudy"]
+__all__ = ["STUDIES", "PointStudy"]
 
 PAPER = PointsRun()
 SMALL = replace(
@@ -96,5 +96,3 @@ STUDIES: dict[str, dict[str, PointStudy]] = {
         "smoke": PointStudy(_models(SMOKE, "checkerboard", *_BOARD), (2, 5), points=128, repeats=2),
     },
 }
-
-DEMO = PointStudy(_models(replace(SMALL, steps=2500), "mixture2d", "distributional", "diffusion"), steps=(2, 4, 8))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from .._check import require_choice
 from ..recipe import SCALES
-from . import checkerboard, gaussian, mixture2d, snr
+from . import checkerboard, complexity, gaussian, images, mixture2d, snr
 
 __all__ = ["EXPERIMENTS", "reproduce"]
 
@@ -16,6 +16,8 @@ EXPERIMENTS: dict[str, Callable[[str, Path], None]] = {
     "snr": snr.run,
     "mixture2d": mixture2d.run,
     "checkerboard": checkerboard.run,
+    "complexity": complexity.run,
+    **images.EXPERIMENTS,
 }
 
 

@@ -10,10 +10,11 @@ from ..data.toy import TOYS
 from ..denoiser import Denoiser
 from ..evaluate import Measurement, Reference, floor, measure
 from ..figure import COLORS, LABELS
-from ..progress import bar, console, training
+from ..progress import bar
 from ..recipe import PointStudy
-from ..train import RunFolder, load_denoiser
+from ..train import load_denoiser
 from .record import Record, scientific, table
+from .runs import train_runs
 
 __all__ = [
     "churn_table",
@@ -30,22 +31,9 @@ Scores = dict[str, dict[int, dict[float, Measurement]]]
 
 
 def train_models(study: PointStudy, folder: Path) -> tuple[dict[str, Denoiser], dict[str, float], float]:
-    """Each model of a study, trained into its own run folder; the seconds that took, and how many of them earlier.
-
-    A run of the same settings that is already there is taken up where it stopped, or taken as it is if it is finished.
-    """
-    models, seconds, earlier = {}, {}, 0.0
-    for name, config in study.models.items():
-        run = RunFolder(folder / "runs" / name)
-        done = run.done(config)
-        earlier += 0.0 if done is None else run.seconds()
-        if done == config.steps:
-            console.print(f"{LABELS[name]}: finished before in {run.path}")
-        else:
-            training(config, run.path, label=LABELS[name], resume=done is not None, overwrite=done is None)
-        seconds[name] = run.seconds()
-        models[name] = load_denoiser(run.path, config.device)[0]
-    return models, seconds, earlier
+    """Each model of a study, trained; the seconds that took, and how many of them earlier (see `train_runs`)."""
+    runs, seconds, earlier = train_runs(study.models, folder)
+    return {name: load_denoiser(path)[0] for name, path in runs.items()}, seconds, earlier
 
 
 def scores(study: PointStudy, models: dict[str, Denoiser]) -> tuple[Scores, Measurement]:

@@ -155,6 +155,8 @@ class RunFolder:
         for later in self.steps():
             if later > step:
                 self.step_file(later).unlink()
+        if self.best.exists() and int(self.load(self.best)[1].get("step", 0)) > step:
+            self.best.unlink()
 
     def save(self, file: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
         file.parent.mkdir(exist_ok=True)

@@ -8,13 +8,14 @@ Its artefact is a diffusers folder, RUN/pipeline.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from .._check import require_between, require_count
+from .._check import BadArgument, require, require_between, require_count
 from ..data.image import ImageSet, load_images, to_float, to_uint8
 from ..denoiser import Denoiser
 from ..picture import grid
@@ -26,7 +27,7 @@ from .folder import RunFolder
 from .pretrained import build_network
 from .task import DenoiserObjective, Phase, Task, seeded
 
-__all__ = ["ImageTask", "PictureTask", "read_images"]
+__all__ = ["ImageTask", "PictureTask", "held_out", "image_config", "read_images"]
 
 
 def read_images(data: ImageData, split: str | None = None) -> ImageSet:
@@ -46,6 +47,26 @@ def read_images(data: ImageData, split: str | None = None) -> ImageSet:
             limit=data.limit,
             progress=lambda done, total: advance(to=done, total=total),
         )
+
+
+def image_config(run: Path) -> ImageRun:
+    """The configuration of an image run."""
+    config = RunFolder(run).read_config()
+    require(isinstance(config, ImageRun), "run", str(run), "an image run")
+    assert isinstance(config, ImageRun)
+    return config
+
+
+def held_out(config: ImageRun, split: str) -> ImageSet:
+    """The pictures of a split; with auto, the first there is of test, validation and the split trained on."""
+    if split != "auto":
+        return read_images(config.data, split)
+    for name in ("test", "validation"):
+        try:
+            return read_images(config.data, name)
+        except BadArgument:
+            continue
+    return read_images(config.data)
 
 
 class PictureTask(Task):

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import nullcontext
 from dataclasses import asdict, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -130,13 +131,18 @@ class TrainState:
     def __init__(self, task: Task) -> None:
         from accelerate import Accelerator
         from accelerate.state import AcceleratorState, PartialState
+        from accelerate.utils import InitProcessGroupKwargs
 
         config = task.config
         self.task, self.config = task, config
         device = pick_device(config.device)
         AcceleratorState._reset_state(reset_partial_state=PartialState().num_processes == 1)
+        patient = InitProcessGroupKwargs(timeout=timedelta(hours=6))  # others wait while one process samples and scores
         self.accelerator = Accelerator(
-            device_placement=False, mixed_precision=config.precision, cpu=device.type == "cpu"
+            device_placement=False,
+            mixed_precision=config.precision,
+            cpu=device.type == "cpu",
+            kwargs_handlers=[patient],
         )
         self.world, self.main = self.accelerator.num_processes, self.accelerator.is_main_process
         self.device = device if self.world == 1 else self.accelerator.device
@@ -240,6 +246,12 @@ class TrainState:
             f"the weights of step {self.step} are untouched. A lower optim.lr or another loss may help"
         )
 
+    def shared(self, value: float) -> float:
+        """The mean of a number over all processes."""
+        if self.world == 1:
+            return value
+        return float(self.accelerator.reduce(torch.tensor(value, device=self.device), reduction="mean"))
+
     def tensors(self) -> dict[str, Tensor]:
         tensors = {f"ema.{key}": value for key, value in self.ema.state_dict().items()}
         for name, module in self.task.modules.items():
@@ -256,17 +268,17 @@ class TrainState:
         return tensors
 
     def save(self, folder: RunFolder, *, best: bool = False) -> None:
-        """Write a checkpoint; on all processes, of which one writes."""
-        if self.main:
-            metadata = {"step": str(self.step), "device": self.device.type}
-            if self.best is not None:
-                metadata["best"] = repr(self.best)
-            folder.save(folder.best if best else folder.step_file(self.step), self.tensors(), metadata)
-            if not best:
-                folder.prune(self.config.keep)
-            if best or not folder.best.exists():
-                self.task.export(folder, self.ema.module)
-        self.accelerator.wait_for_everyone()
+        """Write a checkpoint, and the model where users find it: the best one if runs are scored, else the last."""
+        if not self.main:
+            return
+        metadata = {"step": str(self.step), "device": self.device.type}
+        if self.best is not None:
+            metadata["best"] = repr(self.best)
+        folder.save(folder.best if best else folder.step_file(self.step), self.tensors(), metadata)
+        if not best:
+            folder.prune(self.config.keep)
+        if best or not folder.best.exists():
+            self.task.export(folder, self.ema.module)
 
     def restore(self, source: Path, folder: RunFolder) -> None:
         """Take up a checkpoint of a run."""
@@ -314,19 +326,21 @@ def _iterate(state: TrainState, folder: RunFolder | None, resume: str | bool) ->
             mean = total / count
             if state.step % config.log_every == 0 or state.step == config.steps:
                 rate = learning_rate(config.optim, state.step - 1, config.steps)
-                values = {name: float(loss) for name, loss in losses.items()} | {"loss": mean, "lr": rate}
+                mean = state.shared(mean)
+                values = {name: state.shared(float(loss)) for name, loss in losses.items()}
+                values |= {"loss": mean, "lr": rate}
                 track(values, seconds=round(time.perf_counter() - start, 3))
                 total, count = 0.0, 0
             if folder is not None:
                 measured = state.task.observe(state.step, state.ema.module, folder) if state.main else {}
                 if measured:
                     track(measured)
-                if state.step % config.save_every == 0:
-                    state.save(folder)
-                    saved = state.step
                 if "score" in measured and (state.best is None or measured["score"] < state.best):
                     state.best = measured["score"]
                     state.save(folder, best=True)
+                if state.step % config.save_every == 0:
+                    state.save(folder)
+                    saved = state.step
             yield Progress(state.step, config.steps, mean, state.ema.module, state.rows)
     finally:
         if folder is not None and not state.torn and (state.step > saved or not folder.steps()):

@@ -1,0 +1,356 @@
+"""Image runs: exactness across processes, kills and resumption; what a run folder holds; what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from distdiff.hub import load_pipeline
+from distdiff.random import BlockGenerator, rand, randn
+from distdiff.recipe import RECIPES, ImageRun
+from distdiff.recipe.config import EvaluationConfig, PreviewConfig
+from distdiff.train import RunFolder, build_task, train
+from distdiff.train.task import rows_in_order
+
+SMOKE: ImageRun = RECIPES["digits"]["smoke"]
+WORDS = ["train", "digits", "--scale", "smoke"]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("DISTDIFF_CACHE", str(tmp_path / "cache"))
+
+
+def finish(run) -> None:
+    for _ in run:
+        pass
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(RunFolder(run).checkpoint())
+
+
+def same(a: dict, b: dict) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def command(*words: str, cwd: Path, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, *launcher, "-m", "distdiff", *words],
+        cwd=cwd,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def test_a_run_folder_holds_what_it_says(tmp_path):
+    config = replace(
+        SMOKE,
+        tracker="tensorboard",
+        preview=PreviewConfig(every=2, n=9, steps=2),
+        evaluation=EvaluationConfig(every=2, metric="fd", n=64, steps=2),
+        data=replace(SMOKE.data, limit=200),
+    )
+    finish(train(config, tmp_path / "run"))
+    run = tmp_path / "run"
+    names = {str(p.relative_to(run)) for p in run.rglob("*") if p.is_file() and "tensorboard" not in str(p)}
+    assert names == {
+        "checkpoints/best.safetensors",
+        "checkpoints/step-00000002.safetensors",
+        "checkpoints/step-00000004.safetensors",
+        "config.json",
+        "data.png",
+        "metrics.jsonl",
+        "pipeline/model_index.json",
+        "pipeline/scheduler/scheduler_config.json",
+        "pipeline/unet/config.json",
+        "pipeline/unet/diffusion_pytorch_model.safetensors",
+        "previews/00000002.png",
+        "previews/00000004.png",
+    }
+    assert list(run.glob("tensorboard/**/events*"))
+    with Image.open(run / "previews/00000004.png") as preview:
+        assert preview.width > 200
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    scores = {line["step"]: line["fd"] for line in lines if "fd" in line}
+    assert set(scores) == {2, 4}
+    best = RunFolder(run).load(RunFolder(run).best)[1]
+    assert float(best["best"]) == min(scores.values())
+    assert scores[int(best["step"])] == min(scores.values())
+    averaged = {
+        key.removeprefix("ema.module.network."): value
+        for key, value in load_file(RunFolder(run).best).items()
+        if key.startswith("ema.module.")
+    }
+    saved = load_pipeline(run, "cpu").unet.network.state_dict()
+    assert same(dict(saved), averaged)
+
+
+def test_checkpoints_are_pruned_to_the_last_few(tmp_path):
+    finish(train(replace(SMOKE, steps=5, save_every=1, keep=3), tmp_path / "run"))
+    assert RunFolder(tmp_path / "run").steps() == [3, 4, 5]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("flip", [False, True])
+def test_an_interrupted_image_run_resumes_bit_for_bit(tmp_path, dropout, flip):
+    config = replace(
+        SMOKE, steps=7, network=replace(SMOKE.network, dropout=dropout), data=replace(SMOKE.data, flip=flip)
+    )
+    finish(train(config, tmp_path / "whole"))
+    run = train(config, tmp_path / "broken")
+    list(islice(run, 3))
+    run.close()
+    finish(train(config, tmp_path / "broken", resume="latest"))
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "broken"))
+
+
+def test_resuming_at_a_chosen_step(tmp_path):
+    finish(train(replace(SMOKE, keep=9, steps=6), tmp_path / "run"))
+    whole = weights(tmp_path / "run")
+    steps = [p.step for p in train(replace(SMOKE, keep=9, steps=6), tmp_path / "run", resume="2")]
+    assert steps == [3, 4, 5, 6]
+    assert same(whole, weights(tmp_path / "run"))
+    with pytest.raises(ValueError, match="resume must be latest, best or one of the steps 2, 4, 6, got '3'"):
+        train(replace(SMOKE, keep=9, steps=6), tmp_path / "run", resume="3")
+    with pytest.raises(ValueError, match="has no best checkpoint"):
+        train(replace(SMOKE, keep=9, steps=6), tmp_path / "run", resume="best")
+
+
+@pytest.mark.slow
+def test_killing_a_run_again_and_again_leaves_no_trace(tmp_path):
+    """kill -9 at random moments; benchmarks/kill_resume.py does it ten times."""
+    words = [*WORDS, "--steps", "30", "--save-every", "3", "--batch-size", "16"]
+    finish(train(replace(SMOKE, steps=30, save_every=3, batch_size=16), tmp_path / "whole"))
+    chance = random.Random(0)
+    for attempt in range(4):
+        resume = ["--resume", "latest"] if RunFolder(tmp_path / "run").steps() else ["--overwrite"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "distdiff", *words, "--out", "run", *resume],
+            cwd=tmp_path,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        if attempt < 3:
+            before = _progress(tmp_path / "run")
+            deadline = time.monotonic() + 120
+            while _progress(tmp_path / "run") == before and process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.01)
+            time.sleep(chance.uniform(0, 0.3))
+            process.kill()
+        process.wait(timeout=120)
+    assert process.returncode == 0
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "run"))
+
+
+def _progress(run: Path) -> str:
+    file = run / "metrics.jsonl"
+    return file.read_text() if file.exists() else ""
+
+
+@pytest.mark.slow
+def test_two_processes_are_one_process_with_the_doubled_batch(tmp_path):
+    launcher = (
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node",
+        "2",
+        "--master_port",
+        str(random.randint(20000, 40000)),
+    )
+    more = ["--steps", "5", "--network.branch-at", "2", "--data.flip"]
+    two = command(*WORDS, *more, "--batch-size", "4", "--out", "two", cwd=tmp_path, launcher=launcher)
+    assert two.returncode == 0, two.stderr
+    assert two.stdout.count("Trained.") == 1
+    one = command(*WORDS, *more, "--batch-size", "8", "--out", "one", cwd=tmp_path)
+    assert one.returncode == 0, one.stderr
+    parts = command(*WORDS, *more, "--batch-size", "2", "--accumulate", "4", "--out", "parts", cwd=tmp_path)
+    assert parts.returncode == 0, parts.stderr
+    whole = weights(tmp_path / "one")
+    start = build_task(replace(SMOKE, network=replace(SMOKE.network, branch_at=2))).model.state_dict()
+    moved = max(float((whole[f"model.{key}"] - value).abs().max()) for key, value in start.items())
+    for name in ("two", "parts"):
+        other = weights(tmp_path / name)
+        worst = max(float((whole[key] - other[key]).abs().max()) for key in whole if key.startswith(("model", "ema")))
+        assert worst < 1e-3 * moved
+
+
+def test_workers_read_the_same_batches(tmp_path):
+    config = replace(SMOKE, data=replace(SMOKE.data, limit=40))
+    finish(train(config, tmp_path / "here"))
+    finish(train(replace(config, data=replace(config.data, workers=2)), tmp_path / "there"))
+    assert same(weights(tmp_path / "here"), weights(tmp_path / "there"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.slow
+def test_a_signal_saves_before_leaving(tmp_path, number):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "distdiff", *WORDS, "--steps", "100000", "--save-every", "100000", "--out", "run"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    deadline = time.monotonic() + 120
+    while not _progress(tmp_path / "run"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted" in stderr
+    assert RunFolder(tmp_path / "run").steps()
+    assert load_pipeline(tmp_path / "run", "cpu")(1, num_inference_steps=1, output_type="np").images.shape == (
+        1,
+        8,
+        8,
+        1,
+    )
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run_and_names_the_culprit(tmp_path):
+    run = train(replace(SMOKE, steps=50, optim=replace(SMOKE.optim, lr=1e30, warmup=0)), tmp_path / "run")
+    with pytest.raises(
+        FloatingPointError, match=r"step \d+: the (loss|gradient of model\.network\.\S+).* is not finite"
+    ):
+        finish(run)
+    assert all(torch.isfinite(value).all() for value in weights(tmp_path / "run").values())
+
+
+def test_bf16_trains(tmp_path):
+    finish(train(replace(SMOKE, steps=2, precision="bf16"), tmp_path / "run"))
+    assert all(value.dtype != torch.bfloat16 for value in weights(tmp_path / "run").values())
+
+
+@pytest.mark.parametrize("kernel", ["imq", "rbf", "exp"])
+def test_every_kernel_trains(kernel):
+    finish(train(replace(SMOKE, steps=2, loss=replace(SMOKE.loss, kernel=kernel))))
+
+
+@pytest.mark.parametrize("kind", ["kl", "vq"])
+@pytest.mark.slow
+def test_an_autoencoder_then_a_latent_model(tmp_path, kind):
+    first = RECIPES["autoencoder"]["smoke"]
+    first = replace(first, network=replace(first.network, kind=kind), data=replace(first.data, limit=32))
+    finish(train(first, tmp_path / "ae"))
+    again = train(first, tmp_path / "broken")
+    list(islice(again, 2))
+    again.close()
+    finish(train(first, tmp_path / "broken", resume=True))
+    assert same(weights(tmp_path / "ae"), weights(tmp_path / "broken"))
+    config = json.loads((tmp_path / "ae/autoencoder/config.json").read_text())
+    assert config["scaling_factor"] not in (1.0, 0.18215)
+    latent = replace(
+        SMOKE, steps=2, latent=str(tmp_path / "ae"), data=replace(first.data), network=replace(SMOKE.network, patch=1)
+    )
+    task = build_task(latent)
+    assert task.shape == (3, 6, 6)
+    finish(train(latent, tmp_path / "latent"))
+    pipe = load_pipeline(tmp_path / "latent", "cpu")
+    assert pipe.vae is not None
+    assert pipe(2, num_inference_steps=2, output_type="np").images.shape == (2, 24, 24, 1)
+
+
+class TestOrder:
+    def test_an_epoch_sees_every_row_once(self):
+        rows = rows_in_order(10, 0, 0, 4, 0, 4)
+        seen = [row for some in islice(rows, 5) for row in some]
+        assert sorted(seen[:10]) == list(range(10))
+        assert sorted(seen[10:]) == list(range(10))
+        assert seen[:10] != seen[10:]
+
+    def test_processes_share_a_batch_and_a_late_start_is_a_resumption(self):
+        whole = list(islice(rows_in_order(10, 0, 0, 4, 0, 4), 6))
+        halves = [list(islice(rows_in_order(10, 0, 0, 2, offset, 4), 6)) for offset in (0, 2)]
+        assert whole == [a + b for a, b in zip(*halves, strict=True)]
+        assert list(islice(rows_in_order(10, 0, 12, 4, 0, 4), 3)) == whole[3:]
+
+    def test_a_batch_may_be_larger_than_the_set(self):
+        assert sorted(next(rows_in_order(3, 0, 0, 6, 0, 6))) == [0, 0, 1, 1, 2, 2]
+
+
+class TestBlocks:
+    def test_parts_of_a_batch_draw_what_the_whole_draws(self):
+        like = torch.empty(0)
+        whole = BlockGenerator(5, 3, 0, 100)
+        parts = [BlockGenerator(5, 3, first, count) for first, count in ((0, 7), (7, 50), (57, 43))]
+        for draw, shape in ((randn, (4, 3)), (rand, ()), (randn, (2,))):
+            together = draw((100, *shape), generator=whole, like=like)
+            split = [draw((part.count, *shape), generator=part, like=like) for part in parts]
+            assert torch.equal(together, torch.cat(split))
+
+    def test_rows_steps_and_seeds_differ_and_are_normal(self):
+        like = torch.empty(0)
+        draws = [
+            randn((64, 500), generator=BlockGenerator(seed, step, 0, 64), like=like)
+            for seed, step in ((0, 0), (0, 1), (1, 0))
+        ]
+        every = torch.cat(draws)
+        assert len(torch.unique(every[:, 0])) == 192
+        assert abs(float(every.mean())) < 0.02
+        assert abs(float(every.std()) - 1) < 0.02
+        correlation = torch.corrcoef(every) - torch.eye(192)
+        assert float(correlation.abs().max()) < 0.25
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"network": {"patch": 3}}, "network.patch must be a divisor of 8, got 3"),
+        ({"network": {"branch_at": 9}}, "branch_at must be 0, or a block of the decoder, 1 to 2, got 9"),
+        ({"network": {"noise": False}}, "network.noise must be given, got False"),
+        ({"loss": {"kind": "regression"}}, "network.noise must be False for a regression, got True"),
+        ({"loss": {"lam": 2.0}}, r"lam must be in \[0, 1\]"),
+        ({"data": {"source": "nowhere-at-all"}}, "nowhere-at-all"),
+        ({"data": {"split": "night"}}, "night"),
+        ({"data": {"workers": -1}}, "data.workers must be a whole number"),
+        ({"evaluation": {"n": 1}}, "evaluation.n must be a whole number of at least 2"),
+        ({"preview": {"churn": 2.0}}, "preview.churn must be"),
+        ({"precision": "fp16"}, "precision must be no or bf16 on a CPU"),
+        ({"accumulate": 0}, "accumulate must be a whole number"),
+        ({"latent": "nowhere"}, "nowhere"),
+    ],
+)
+def test_bad_settings_are_refused_before_anything_is_written(tmp_path, change, says):
+    config = SMOKE
+    for name, value in change.items():
+        inner = replace(getattr(config, name), **value) if isinstance(value, dict) else value
+        config = replace(config, **{name: inner})
+    with pytest.raises(ValueError, match=says):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_paper_scale_holds_the_papers_numbers():
+    cifar, celeba, lsun = (RECIPES[name]["paper"] for name in ("cifar10", "celeba", "lsun"))
+    assert (cifar.steps, cifar.batch_size, cifar.loss.m) == (1_000_000, 256, 4)
+    assert (cifar.network.width, cifar.network.multipliers, cifar.network.blocks) == (256, (1, 2, 2, 2), 2)
+    assert (cifar.network.attention, cifar.network.heads, cifar.network.branch_at) == ((1,), 8, 0)
+    assert (cifar.optim.lr, cifar.optim.warmup, cifar.optim.clip, cifar.optim.decay) == (1e-4, 100, 1.0, "constant")
+    assert (cifar.evaluation.every, cifar.evaluation.n, cifar.evaluation.steps) == (10_000, 2048, 10)
+    assert RECIPES["cifar10-diffusion"]["paper"].evaluation.steps == 100
+    assert RECIPES["cifar10-diffusion"]["paper"].network.prediction == "velocity"
+    assert (celeba.batch_size, lsun.batch_size, celeba.data.size, lsun.data.size) == (64, 64, 64, 64)
+    latent, first = RECIPES["celebahq-latent"]["paper"], RECIPES["autoencoder"]["paper"]
+    assert (latent.steps, latent.batch_size, latent.network.attention) == (2_000_000, 16, (3,))
+    assert (first.steps, first.batch_size, first.data.size) == (2_000_000, 16, 256)
+    assert (first.loss.adversarial, first.loss.generator, first.loss.codebook, first.loss.kl) == (0.1, 100, 100, 1e-6)
+    assert 2 ** (len(first.network.multipliers) - 1) == 4
