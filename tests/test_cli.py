@@ -131,16 +131,16 @@ BAD = [
     ("train mixture2d --resume latest --overwrite", "resume, overwrite must be one or the other"),
     ("train mixture2d --resume latest --out nowhere", "run must be a run folder with a config.json, got 'nowhere'"),
     ("train mixture2d --scale smoke --out file/run", "out must be a folder that can be written to, got 'file/run'"),
-    ("sample nowhere", "run must be a run folder with a config.json, got 'nowhere'"),
+    ("sample nowhere", "run must be a run folder with a pipeline (has it been trained?) or a hub name, got 'nowhere'"),
     ("sample nowhere --steps 0", "steps must be a whole number of at least 1, got 0"),
     ("sample nowhere --n 0", "n must be a whole number of at least 1, got 0"),
     ("sample nowhere --churn 1.5", "churn must be in [0, 1], got 1.5"),
     ("sample nowhere --seed -1", "seed must be a whole number in [0, 2**63), got -1"),
     ("sample nowhere --seed 9223372036854775806 --n 5", "seed must be a whole number in [0, 2**63)"),
     ("train mixture2d --loss.weighting sigmoid --loss.bias nan", "bias must be a finite number, got nan"),
-    ("reproduce everything", "experiment must be one of gaussian, snr, mixture2d, checkerboard, got 'everything'"),
+    ("reproduce everything", "experiment must be one of gaussian, snr, mixture2d, checkerboard, complexity, "),
     ("reproduce snr --scale smoke --out file/x", "out must be a folder that can be written to, got 'file/x'"),
-    ("fly", "command must be one of train, sample, reproduce, demo, got 'fly'"),
+    ("fly", "command must be one of train, sample, posterior, evaluate, reproduce, demo, got 'fly'"),
 ]
 
 

@@ -181,6 +181,59 @@ def test_pushing_to_the_hub_hands_over_the_folder(monkeypatch, tmp_path):
     assert {"unet/diffusion_pytorch_model.safetensors", "model_index.json", "README.md"} <= sent["someone/model"]
 
 
+def test_a_repository_of_the_hub_is_fetched_and_loaded(monkeypatch, tmp_path):
+    pipeline(labels=["a", "b"], classes=2).save_pretrained(tmp_path / "pipe")
+    asked = {}
+
+    def snapshot(name, **options):
+        asked[name] = options
+        return str(tmp_path / "pipe")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    pipe = load_pipeline("someone/model", "cpu")
+    assert pipe.config.labels == ["a", "b"]
+    assert list(asked) == ["someone/model"]
+
+
+def test_the_pipeline_calls_its_network_so_that_hooks_and_compilers_see_it():
+    pipe = pipeline()
+    calls = []
+    pipe.unet.register_forward_hook(lambda *args: calls.append(1))
+    pipe(2, num_inference_steps=3, output_type="np")
+    assert len(calls) == 3
+
+
+def test_a_callback_may_replace_the_latents():
+    pipe = pipeline()
+
+    def blank(_, index, time, tensors):
+        assert set(tensors) == {"latents"}
+        return {"latents": torch.zeros_like(tensors["latents"])} if index == 2 else None
+
+    made = pipe(1, num_inference_steps=3, output_type="latent", callback_on_step_end=blank).images
+    assert torch.equal(made, torch.zeros(1, 1, 8, 8))
+
+
+def test_a_pipeline_of_another_kind_is_refused(tmp_path):
+    from diffusers import DDPMPipeline, DDPMScheduler
+
+    DDPMPipeline(foreign(), DDPMScheduler()).save_pretrained(tmp_path / "ddpm")
+    with pytest.raises(
+        ValueError, match="run must be a distdiff pipeline; other diffusion models start a run with --init"
+    ):
+        load_pipeline(tmp_path / "ddpm", "cpu")
+
+
+def test_a_pretrained_network_learns_the_size_of_the_pictures(tmp_path):
+    from distdiff.train import build_task
+
+    foreign(sample_size=None).save_pretrained(tmp_path / "unet")
+    smoke = RECIPES["image"]["smoke"]
+    data = replace(smoke.data, label_column="none", limit=16, size=16)
+    task = build_task(replace(smoke, init=str(tmp_path / "unet"), data=data))
+    assert task.built.pipeline(task.model, task.images).sample_shape == (1, 16, 16)
+
+
 def test_a_widened_unet_computes_what_the_pretrained_one_did():
     unet = foreign()
     wide = widen(unet, 1)

@@ -156,6 +156,13 @@ def test_evaluation_finds_real_pictures_as_good_as_the_floor():
         assert entry.score.frechet < 2.5 * found.floor.frechet
 
 
+def test_without_held_out_pictures_half_of_the_set_is_the_floor():
+    train = load_images("digits", limit=400)
+    found = evaluate(Stamp(train), train, train, steps=[1], churns=[1.0], n=100)
+    assert found.settings["n_reference"] == 200
+    assert found.floor.frechet > 1e-3
+
+
 @pytest.mark.parametrize("steps", [1, 2])
 def test_dpm_solver_is_ddim_for_one_and_two_steps(steps):
     torch.manual_seed(0)

@@ -20,6 +20,7 @@ from distdiff import (
     kernel_score,
     score_loss,
 )
+from distdiff.score import patch_score
 
 KERNELS = [Energy(0.3), Energy(1), Energy(2), InverseMultiquadric(0.7), RBF(1.3), Exponential(0.8)]
 each_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=repr)
@@ -222,3 +223,25 @@ def test_memory_of_the_discrepancy_does_not_grow_with_the_sets():
         return max(abs(event.cpu_memory_usage) // max(event.count, 1) for event in trace.key_averages())
 
     assert peak(4096) <= 4 * peak(512)
+
+
+@pytest.mark.parametrize("kernel", [Energy(1), Energy(0.3), RBF(2.0)], ids=repr)
+@pytest.mark.parametrize(("channels", "height", "width", "side", "stride"), [(1, 6, 6, 4, 2), (3, 7, 9, 3, 1)])
+def test_patch_score_is_the_mean_score_of_overlapping_patches(kernel, channels, height, width, side, stride):
+    draws = normal(2, 3, channels, height, width)
+    x0 = normal(2, channels, height, width, seed=1)
+    parts = [
+        score_loss(kernel, draws[..., a : a + side, b : b + side], x0[..., a : a + side, b : b + side], 0.7)
+        for a in range(0, height - side + 1, stride)
+        for b in range(0, width - side + 1, stride)
+    ]
+    size = (height * width / side**2) ** (kernel.beta / 2) if isinstance(kernel, Energy) else 1
+    expected = size * torch.stack(parts).mean(0)
+    torch.testing.assert_close(patch_score(kernel, draws, x0, 0.7, side), expected)
+
+
+def test_a_patch_as_large_as_the_image_is_the_image():
+    draws, x0 = normal(2, 3, 1, 5, 5), normal(2, 1, 5, 5, seed=1)
+    torch.testing.assert_close(patch_score(Energy(1), draws, x0, 1.0, 5), score_loss(Energy(1), draws, x0))
+    with pytest.raises(ValueError, match="side must be within images"):
+        patch_score(Energy(1), draws, x0, 1.0, 6)

@@ -23,6 +23,7 @@ from distdiff.random import BlockGenerator, rand, randn
 from distdiff.recipe import RECIPES, ImageRun
 from distdiff.recipe.config import EvaluationConfig, PreviewConfig
 from distdiff.train import RunFolder, build_task, train
+from distdiff.train.loop import scaler_state
 from distdiff.train.task import rows_in_order
 
 SMOKE: ImageRun = RECIPES["digits"]["smoke"]
@@ -121,6 +122,59 @@ def test_an_interrupted_image_run_resumes_bit_for_bit(tmp_path, dropout, flip):
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "broken"))
 
 
+def test_channels_last_resumes_bit_for_bit(tmp_path):
+    config = replace(SMOKE, steps=6, channels_last=True)
+    finish(train(config, tmp_path / "whole"))
+    run = train(config, tmp_path / "broken")
+    list(islice(run, 3))
+    run.close()
+    finish(train(config, tmp_path / "broken", resume="latest"))
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "broken"))
+
+
+def test_the_state_of_a_gradient_scaler_survives_a_checkpoint():
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    parameter = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([parameter], 0.1)
+    saved = {key: torch.as_tensor(value, dtype=torch.float64) for key, value in scaler.state_dict().items()}
+    scaler.load_state_dict(scaler_state(saved))
+    scaler.scale(parameter.sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.state_dict()["_growth_tracker"] == 1
+
+
+def test_files_of_others_are_not_deleted(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/precious.pt").write_text("")
+    with pytest.raises(ValueError, match="out must be a folder without checkpoints of something else"):
+        train(SMOKE, tmp_path)
+    assert (tmp_path / "checkpoints/precious.pt").exists()
+
+
+def test_a_kill_between_checkpoint_and_export_cannot_happen(tmp_path, monkeypatch):
+    """The model is exported before the checkpoint that says the step is done."""
+    seen = []
+    original = RunFolder.save
+
+    def save(self, file, *args):
+        seen.append((file.name, self.pipeline.exists()))
+        original(self, file, *args)
+
+    monkeypatch.setattr(RunFolder, "save", save)
+    finish(train(replace(SMOKE, steps=2), tmp_path / "run"))
+    assert seen == [("step-00000002.safetensors", True)]
+
+
+def test_another_number_of_processes_is_another_run(tmp_path):
+    finish(train(replace(SMOKE, steps=2), tmp_path / "run"))
+    folder = RunFolder(tmp_path / "run")
+    tensors, metadata = folder.load(folder.checkpoint())
+    folder.save(folder.checkpoint(), tensors, metadata | {"rows": "16"})
+    with pytest.raises(ValueError, match="batch of all processes must be 16, as the run began with, got 8"):
+        finish(train(SMOKE, tmp_path / "run", resume=True))
+
+
 def test_resuming_at_a_chosen_step(tmp_path):
     finish(train(replace(SMOKE, keep=9, steps=6), tmp_path / "run"))
     whole = weights(tmp_path / "run")
@@ -175,7 +229,7 @@ def test_two_processes_are_one_process_with_the_doubled_batch(tmp_path):
         "--master_port",
         str(random.randint(20000, 40000)),
     )
-    more = ["--steps", "5", "--network.branch-at", "2", "--data.flip"]
+    more = ["--steps", "5", "--network.branch-at", "2", "--data.flip", "--optim.warmup", "0", "--optim.eps", "1e-4"]
     two = command(*WORDS, *more, "--batch-size", "4", "--out", "two", cwd=tmp_path, launcher=launcher)
     assert two.returncode == 0, two.stderr
     assert two.stdout.count("Trained.") == 1
@@ -226,7 +280,16 @@ def test_a_signal_saves_before_leaving(tmp_path, number):
     )
 
 
-def test_a_gradient_that_is_not_finite_stops_the_run_and_names_the_culprit(tmp_path):
+def test_the_parameter_whose_gradient_is_not_finite_is_named(tmp_path):
+    task = build_task(SMOKE)
+    network = task.model.network
+    network.decoder[1].second.bias.register_hook(lambda gradient: gradient * float("nan"))
+    says = r"step 1: the gradient of model\.network\.decoder\.1\.second\.bias is not finite"
+    with pytest.raises(FloatingPointError, match=says):
+        finish(train(SMOKE, tmp_path / "run", task=task))
+
+
+def test_a_run_that_explodes_stops_with_good_weights(tmp_path):
     run = train(replace(SMOKE, steps=50, optim=replace(SMOKE.optim, lr=1e30, warmup=0)), tmp_path / "run")
     with pytest.raises(
         FloatingPointError, match=r"step \d+: the (loss|gradient of model\.network\.\S+).* is not finite"
@@ -324,6 +387,7 @@ class TestBlocks:
         ({"data": {"workers": -1}}, "data.workers must be a whole number"),
         ({"evaluation": {"n": 1}}, "evaluation.n must be a whole number of at least 2"),
         ({"preview": {"churn": 2.0}}, "preview.churn must be"),
+        ({"loss": {"patches": (9,)}}, "loss.patches must be in"),
         ({"precision": "fp16"}, "precision must be no or bf16 on a CPU"),
         ({"accumulate": 0}, "accumulate must be a whole number"),
         ({"latent": "nowhere"}, "nowhere"),

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from .recipe.config import PointsRun, RunConfig
-from .train import build_task, train
+from .train import RunFolder, build_task, train
 
 __all__ = ["bar", "console", "reports", "training"]
 
@@ -23,8 +23,11 @@ console = Console(stderr=True, quiet=int(os.environ.get("RANK", "0")) > 0)
 
 
 @contextmanager
-def bar(label: str, total: int) -> Iterator[Callable[..., None]]:
-    """A bar of `total` units; the context is a function that advances it by one and may set a note beside it."""
+def bar(label: str, total: int, *, transient: bool = False) -> Iterator[Callable[..., None]]:
+    """A bar of `total` units; the context is a function that advances it by one and may set a note beside it.
+
+    A transient bar vanishes when it is full.
+    """
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -32,7 +35,7 @@ def bar(label: str, total: int) -> Iterator[Callable[..., None]]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
-    with Progress(*columns, console=console) as progress:
+    with Progress(*columns, console=console, transient=transient) as progress:
         task = progress.add_task(label, total=total, note="")
 
         def advance(note: str | None = None, to: int | None = None, total: int | None = None) -> None:
@@ -69,8 +72,8 @@ def reports() -> Iterator[Callable[[str, int], Callable[[int], object]]]:
 
 
 @contextmanager
-def deferred_interrupts() -> Iterator[Callable[[], None]]:
-    """Hold Ctrl-C and SIGTERM back; the context is a function that raises KeyboardInterrupt if one has come.
+def deferred_interrupts() -> Iterator[Callable[[], bool]]:
+    """Hold Ctrl-C and SIGTERM back; the context is a function that says whether one has come.
 
     A training step is thus never torn. A second Ctrl-C does not wait.
     """
@@ -81,9 +84,8 @@ def deferred_interrupts() -> Iterator[Callable[[], None]]:
             raise KeyboardInterrupt
         came.append(number)
 
-    def check() -> None:
-        if came:
-            raise KeyboardInterrupt
+    def check() -> bool:
+        return bool(came)
 
     if threading.current_thread() is not threading.main_thread():
         yield check
@@ -101,18 +103,21 @@ def training(
 ) -> float:
     """Train with a bar that shows loss and speed; the seconds it took. An interrupt stops it between two steps."""
     begun = time.perf_counter()
+    if out is not None and not resume:
+        RunFolder(out).require_free(overwrite)
     task = build_task(config)
     if not isinstance(config, PointsRun):
         console.print(task.describe(), soft_wrap=True, highlight=False)
     run = train(config, out, resume=resume, overwrite=overwrite, task=task)
     start, first, unit = time.perf_counter(), None, "rows" if isinstance(config, PointsRun) else "images"
-    with deferred_interrupts() as check, closing(run), bar(label, config.steps) as advance:
+    with deferred_interrupts() as interrupted, closing(run), bar(label, config.steps) as advance:
         for progress in run:
             if first is None:
                 first, start = progress.step, time.perf_counter()
-            elif progress.step % 10 == 0 or progress.step == progress.steps or time.perf_counter() - start > 1:
+            elif progress.step % 10 == 0 or progress.step == progress.steps:
                 speed = (progress.step - first) / max(time.perf_counter() - start, 1e-9)
                 pace = f"{speed:.3g} steps/s, {speed * progress.rows:.3g} {unit}/s"
                 advance(f"loss {progress.loss:.4f}, {pace}", to=progress.step)
-            check()
+            if interrupted():
+                progress.stop()
     return round(time.perf_counter() - begun, 1)

@@ -2,9 +2,10 @@ r"""Noise that belongs to a sample, not to a batch.
 
 A denoiser takes its randomness from a `torch.Generator`. When sampling, sample i must depend on seed i alone, however
 the batch is split, so the sampler passes a `SampleGenerator`: a `torch.Generator` with one seed a row. `randn` and
-`rand` here know it, and then compute row i as a function of (seed i, number of earlier calls, position) with the
-counter-based generator Philox4x32-10 (Salmon et al., 2011) and Box and Muller's transform. The same seed therefore
-gives the same noise on every device, up to rounding.
+`rand` here know it, and then compute row i as a function of (seed i, number of earlier calls, position): SplitMix64
+(Steele, Lea and Flood, 2014), whose n-th output is a hash of a start and n, started at a hash of seed and call; then
+Box and Muller's transform. The same seed therefore gives the same noise on every device, up to rounding, in a few
+operations a number.
 
 To `torch.randn` and its kin a `SampleGenerator` is an ordinary generator of one stream, unless they are called within
 `distdiff.row_wise.RowWise`, into which the sampler wraps denoisers it does not know.
@@ -24,9 +25,8 @@ from ._check import require, require_seed
 
 __all__ = ["BlockGenerator", "SampleGenerator", "rand", "randn", "stream"]
 
-_MASK = 0xFFFFFFFF
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_WEYL = (0x9E3779B9, 0xBB67AE85)
+_GOLDEN, _FIRST, _SECOND = (k - 2**64 for k in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+"""SplitMix64's constants, as the signed numbers that int64 holds; products wrap modulo 2**64."""
 
 
 def stream(seed: int, purpose: str) -> int:
@@ -52,14 +52,10 @@ class SampleGenerator(torch.Generator):
         self.manual_seed(int(self.seeds[0]) if len(seeds) else 0)
 
     def words(self, count: int) -> Tensor:
-        """`count` fresh 32-bit words a row, as int64 of shape (rows, count)."""
-        blocks = -(-count // 4)
-        position = torch.arange(blocks, dtype=torch.int64, device=self.seeds.device).expand(len(self.seeds), -1)
-        call = torch.full_like(position, self.calls)
+        """`count` fresh words of 64 bits a row, as int64 of shape (rows, count)."""
+        start = splitmix(splitmix(self.seeds) + self.calls)[:, None]
         self.calls += 1
-        key = self.seeds[:, None]
-        words = philox((position, call, torch.zeros_like(call), torch.zeros_like(call)), (key & _MASK, key >> 32))
-        return torch.cat(words, dim=1)[:, :count]
+        return splitmix(start + torch.arange(1, count + 1, device=self.seeds.device).mul_(_GOLDEN))
 
 
 class BlockGenerator(torch.Generator):
@@ -100,28 +96,21 @@ def _extremes(seeds: Sequence[int] | Tensor) -> Sequence[int]:
     return [seeds[0], seeds[-1]] if isinstance(seeds, range) and len(seeds) else seeds
 
 
-def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Philox4x32 with ten rounds: four counter words and two key words, 32 bits each in int64, to four words."""
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(10):
-        high0, low0 = _multiply(c0, _MULTIPLIERS[0])
-        high1, low1 = _multiply(c2, _MULTIPLIERS[1])
-        c0, c1, c2, c3 = high1.bitwise_xor_(c1).bitwise_xor_(k0), low1, high0.bitwise_xor_(c3).bitwise_xor_(k1), low0
-        k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
-    return c0, c1, c2, c3
+def splitmix(state: Tensor) -> Tensor:
+    """SplitMix64's output for a state of 64 bits, both as int64."""
+    z = _fold(state.clone(), 30).mul_(_FIRST)
+    return _fold(_fold(z, 27).mul_(_SECOND), 31)
 
 
-def _multiply(word: Tensor, factor: int) -> tuple[Tensor, Tensor]:
-    product = word * factor  # wraps modulo 2**64, which keeps all 64 bits of the unsigned product
-    low = product & _MASK
-    return product.bitwise_right_shift_(32).bitwise_and_(_MASK), low
+def _fold(z: Tensor, bits: int) -> Tensor:
+    """z ^ (z >> bits), the shift bringing in zeros; in place."""
+    return z.bitwise_xor_((z >> bits).bitwise_and_(2 ** (64 - bits) - 1))
 
 
-def _uniform(generator: SampleGenerator, count: int, like: Tensor) -> Tensor:
-    """Numbers in (0, 1], (rows, count), of 32 random bits each: in float64 where `like` is, else in float32."""
+def _unit(words: Tensor, like: Tensor) -> Tensor:
+    """The upper 32 bits of words as numbers in (0, 1): in float64 where `like` is, else in float32."""
     wide = torch.promote_types(like.dtype, torch.float32)
-    return generator.words(count).to(wide).add_(0.5).mul_(2**-32)
+    return (words >> 32).to(wide).mul_(2**-32).add_(0.5 + 2**-33)
 
 
 def _rows(shape: Sequence[int], generator: SampleGenerator) -> int:
@@ -132,7 +121,7 @@ def _rows(shape: Sequence[int], generator: SampleGenerator) -> int:
 def rand(shape: Sequence[int], *, generator: torch.Generator | None, like: Tensor) -> Tensor:
     """Uniform numbers of the device and floating dtype of `like`; row-wise for a `SampleGenerator`."""
     if isinstance(generator, SampleGenerator):
-        u = _uniform(generator, _rows(shape, generator), like).reshape(tuple(shape)).to(like.device, like.dtype)
+        u = _unit(generator.words(_rows(shape, generator)), like).reshape(tuple(shape)).to(like.device, like.dtype)
         return u.clamp_max(1 - torch.finfo(like.dtype).eps / 2)  # rounding must not reach 1
     return _plain(torch.rand, shape, generator, like)
 
@@ -143,10 +132,13 @@ def randn(shape: Sequence[int], *, generator: torch.Generator | None, like: Tens
         return _plain(torch.randn, shape, generator, like)
     count = _rows(shape, generator)
     half = -(-count // 2)
-    u = _uniform(generator, 2 * half, like)
-    radius, angle = u[:, :half].log().mul_(-2).sqrt_(), u[:, half:] * (2 * math.pi)
-    z = torch.cat([angle.cos() * radius, angle.sin() * radius], dim=1)[:, :count]
-    return z.reshape(tuple(shape)).to(like.device, like.dtype)
+    words = generator.words(half)
+    radius = _unit(words, like).log_().mul_(-2).sqrt_()
+    angle = words.to(torch.int32).to(radius.dtype).mul_(math.pi * 2**-31)  # the lower 32 bits, as a part of a circle
+    z = torch.empty(len(words), 2 * half, dtype=radius.dtype, device=radius.device)
+    torch.mul(angle.cos(), radius, out=z[:, :half])
+    torch.mul(angle.sin_(), radius, out=z[:, half:])
+    return z[:, :count].reshape(tuple(shape)).to(like.device, like.dtype)
 
 
 def _plain(

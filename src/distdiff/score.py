@@ -20,7 +20,16 @@ from torch import Tensor
 from ._check import require, require_between, require_count
 from .kernel import Kernel, distance, points
 
-__all__ = ["between", "confinement", "discrepancy", "interaction", "kernel_score", "score_loss", "within"]
+__all__ = [
+    "between",
+    "confinement",
+    "discrepancy",
+    "interaction",
+    "kernel_score",
+    "patch_score",
+    "score_loss",
+    "within",
+]
 
 
 def confinement(kernel: Kernel, draws: Tensor, x0: Tensor) -> Tensor:
@@ -54,6 +63,26 @@ def score_loss(kernel: Kernel, draws: Tensor, x0: Tensor, lam: float = 1.0) -> T
     require_population(lam, draws.shape[1] if draws.ndim > 1 else 0)
     loss = confinement(kernel, draws, x0)
     return loss - lam / 2 * interaction(kernel, draws) if lam > 0 else loss
+
+
+def patch_score(kernel: Kernel, draws: Tensor, x0: Tensor, lam: float, side: int) -> Tensor:
+    """The mean loss (n,) of square patches of images, draws (n, m, c, h, w) against x0 (n, c, h, w).
+
+    Patches overlap by half. An energy kernel grows with the size of what it compares; it is scaled to the size of the
+    whole image, so that patches of all sides weigh alike.
+    """
+    require_count("side", side)
+    require(x0.ndim == 4 and side <= min(x0.shape[-2:]), "side", side, f"within images, got {tuple(x0.shape[1:])}")
+    stride = max(1, side // 2)
+
+    def cut(images: Tensor) -> Tensor:
+        """(..., c, h, w) to (..., patches, c side side)."""
+        parts = images.unfold(-2, side, stride).unfold(-2, side, stride)  # (..., c, rows, columns, side, side)
+        return parts.movedim(-5, -3).flatten(-5, -4).flatten(-3)
+
+    made, real = cut(draws).transpose(1, 2).flatten(0, 1), cut(x0).flatten(0, 1)
+    size = (x0[0].numel() / real.shape[-1]) ** (getattr(kernel, "beta", 0.0) / 2)
+    return size * score_loss(kernel, made, real, lam).unflatten(0, (len(x0), -1)).mean(1)
 
 
 def require_population(lam: float, m: int) -> None:

@@ -1,8 +1,8 @@
 """DPM-Solver++ for classical models: diffusers' multistep scheduler on the library's times.
 
 The network is asked at the grid's exact times (not at rounded timesteps), the first of which is where sampling starts,
-and hands the scheduler its x_0. With one or two steps the second-order correction never comes into play, so that both
-equal DDIM. The schedule must be flow matching, sigma = t, which is what `use_flow_sigmas` means.
+and hands the scheduler its x_0. With one or two steps the second-order correction never comes into play, so that
+dpm++ equals DDIM. The schedule must be flow matching, sigma = t, which is what `use_flow_sigmas` means.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from .._check import require, require_choice
 from ..denoiser import Denoiser, safe_interval
 from ..random import SampleGenerator, randn
-from ..schedule import FlowMatching, time_grid
+from ..schedule import SAFETY, FlowMatching, time_grid
 
 __all__ = ["sample_dpm"]
 
@@ -42,7 +42,7 @@ def sample_dpm(
     require_choice("algorithm", algorithm, ALGORITHMS)
     require(isinstance(denoiser.schedule, FlowMatching), "schedule", denoiser.schedule, "FlowMatching")
     low, high = safe_interval(denoiser)
-    times = time_grid(denoiser.schedule, steps, grid, t_max=high, safety=low or 1e-3)
+    times = time_grid(denoiser.schedule, steps, grid, t_max=high, safety=low or SAFETY)
     parameter = next(denoiser.parameters())
     scheduler = DPMSolverMultistepScheduler(
         prediction_type="sample", algorithm_type=ALGORITHMS[algorithm], use_flow_sigmas=True
@@ -57,7 +57,7 @@ def sample_dpm(
         x0 = denoiser.draw(x, time, 1, cond, generator)[:, 0]
         noisy = algorithm == "sde-dpm++" and s > 0
         z = randn(shape, generator=generator, like=x) if noisy else torch.zeros_like(x)
-        x = scheduler.step(x0, 1000 * t, x, variance_noise=z, return_dict=False)[0]
+        x = scheduler.step(x0, scheduler.timesteps[index], x, variance_noise=z, return_dict=False)[0]
         if callback is not None:
             callback(index)
     return x

@@ -9,6 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from ..evaluate.image import Evaluation, best_entries, check, evaluate
+from ..evaluate.inception import load_inception
 from ..figure import canvas, plain_ticks, save
 from ..hub import load_pipeline
 from ..progress import console, reports
@@ -24,6 +25,8 @@ def evaluate_run(run: Path, out: Path, *, split: str = "auto", device: str = "au
     check(*(options[name] for name in ("steps", "churns", "samplers", "n", "batch_size")))
     pipe = load_pipeline(run, device)
     train, reference = read_images(config.data), held_out(config, split)
+    if options["metric"] == "fid":
+        load_inception(options.get("inception"))  # a missing network is said before anything is written
     make_folder(out)
     with reports() as report:
         found = evaluate(pipe, train, reference, report=report, **options)

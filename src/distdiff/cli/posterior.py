@@ -52,9 +52,9 @@ def show_posterior(
     require(label is not None or not needs, "label", label, f"given, for a picture without one: {names}")
     cond = pipe.condition(label, 1)
     make_folder(out)
-    x0 = pipe.encode(x.to(pipe.device))
     generator = SampleGenerator([seed], pipe.device)
     with torch.no_grad():
+        x0 = pipe.encode(x.to(pipe.device))
         xt = x0 if noisy else add_noise(pipe.scheduler.schedule, x0, t, randn(x0.shape, generator=generator, like=x0))
         drawn = pipe.denoiser.draw(xt, t, draws, cond, generator)[0]
         pictures = pipe.decode(drawn).clamp(-1, 1).cpu()
@@ -82,9 +82,12 @@ def _picture(pipe: DistributionalPipeline, run: Path, image: str) -> tuple[Tenso
     path = Path(image)
     require(path.is_file(), "image", image, "a picture, a .npy array (c, h, w) or the number of a held-out picture")
     if path.suffix == ".npy":
-        array = torch.as_tensor(np.load(path, allow_pickle=False), dtype=torch.float32)
-        fits = array.shape == (channels, size, size)
-        require(fits, "image", tuple(array.shape), f"an array of shape {(channels, size, size)}")
+        try:
+            array = torch.as_tensor(np.load(path, allow_pickle=False), dtype=torch.float32)
+        except (ValueError, TypeError, OSError, EOFError) as error:
+            raise BadArgument(f"image must be an array of numbers, got {str(path)!r} ({error})") from None
+        fits = array.shape == (channels, size, size) and bool(array.isfinite().all())
+        require(fits, "image", tuple(array.shape), f"a finite array of shape {(channels, size, size)}")
         return array[None], None
     return to_float(_decode(path, size, channels)), None
 

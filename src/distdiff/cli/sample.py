@@ -83,7 +83,7 @@ def draw_images(
     pipe = load_pipeline(run, device)
     cond = pipe.condition(label, n)
     make_folder(out)
-    for old in out.iterdir():
+    for old in out.iterdir() if (out / "samples.json").exists() else ():
         if re.fullmatch(r"\d{6}\.png", old.name):
             old.unlink()
     made: list[Tensor] = []
@@ -109,6 +109,7 @@ def draw_images(
                 output_type="latent",
                 return_dict=False,
                 callback_on_step_end=callback,
+                callback_on_step_end_tensor_inputs=["pred_original_sample"],
             )
             with torch.no_grad():
                 made.append(to_uint8(pipe.decode(latents)).cpu())

@@ -6,16 +6,17 @@ a second. The Fréchet distance of its features is called `fd`: it compares mode
 
 The task is the labels where there are classes, the attributes where there are some, and else to tell by how many
 quarter turns a picture was turned, which asks for no labels. A stem brings the picture to 8 to 16 pixels, three stages
-of convolution, group normalisation and ReLU follow, then the mean over pixels and a linear layer to 64 features
-:math:`h`; the classifier reads :math:`\mathrm{ReLU}(h)`. The score takes :math:`h` itself, before the nonlinearity: a
-Fréchet distance knows means and covariances only, and the many exact zeros that ReLU makes are far from a Gaussian.
-The features are
+of convolution, group normalisation and ReLU follow, then the mean over pixels and a linear layer that the classifier
+reads. That last layer knows the class and little else: a blurred picture of the right class looks perfect there, and so
+does the same picture a thousand times. The score therefore takes the activations :math:`a_k` of all three stages, on
+grids of at most 4 by 4 cells and each stage divided by its spread, and mixes them to 64 features
+:math:`h = \sum_k R_k a_k / s_k` with fixed random orthonormal rows: what is wrong in a texture, a shape or its
+variety changes their mean or covariance. The features are
 
 .. math:: (h - \bar h) / s, \qquad s^2 = \tfrac{1}{64} \textstyle\sum_k \mathrm{Var}(h_k),
 
 with mean and variance over the set, so that real pictures have a variance of 1 a feature whatever the seed, and an fd
-of 64 is what a single point in their middle would get. What the task can ignore the score does not see: features of
-well-separated classes are blind to faint noise, which Inception notices. Look at the pictures too.
+of 64 is what a single point in their middle would get.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ BATCH = 32
 RATE = 3e-3
 WIDTHS = (32, 64, 128)
 FEATURES = 64
-VERSION = 1  # of network and training: another one must not find the weights that this one kept
+GRID = 4
+VERSION = 2  # of network and training: another one must not find the weights that this one kept
 
 
 class ImageSource(Protocol):
@@ -69,6 +71,8 @@ class ImageSource(Protocol):
 class Classifier(Extractor):
     """The network, and the mean and scale of its features over the set it was trained on."""
 
+    mix: Tensor
+    spread: Tensor
     mean: Tensor
     scale: Tensor
 
@@ -85,20 +89,40 @@ class Classifier(Extractor):
         self.stages = nn.Sequential(*stages[:-1])
         self.features = nn.Linear(WIDTHS[-1], FEATURES)
         self.head = nn.Linear(FEATURES, outputs)
+        side, sizes = -(-size // shrink // stride), []
+        for width in WIDTHS:
+            sizes.append(width * min(side, GRID) ** 2)
+            side //= 2
+        rows = torch.randn(sum(sizes), FEATURES, generator=torch.Generator().manual_seed(0))
+        self.sizes = sizes
+        self.register_buffer("mix", torch.linalg.qr(rows)[0].T.contiguous(), persistent=False)
+        self.register_buffer("spread", torch.ones(len(WIDTHS)))
         self.register_buffer("mean", torch.zeros(FEATURES))
         self.register_buffer("scale", torch.ones(()))
 
-    def hidden(self, images: Tensor) -> Tensor:
+    def activations(self, images: Tensor) -> list[Tensor]:
+        """What each stage sees: (n, width, h, w)."""
         require_pictures(images)
         x = images.float() / 127.5 - 1
         x = x if self.shrink == 1 else F.avg_pool2d(x, self.shrink)
-        return self.features(self.stages(x).mean((2, 3)))
+        found = []
+        for layer in self.stages:
+            x = layer(x)
+            if isinstance(layer, nn.ReLU):
+                found.append(x)
+        return found[1:]  # the stem's is the first
+
+    def cells(self, images: Tensor) -> list[Tensor]:
+        """Activations of each stage on its grid of cells, (n, cells)."""
+        return [F.adaptive_avg_pool2d(a, min(a.shape[-1], GRID)).flatten(1) for a in self.activations(images)]
 
     def forward(self, images: Tensor) -> Tensor:
-        return (self.hidden(images) - self.mean) / self.scale
+        parts = zip(self.cells(images), self.mix.split(self.sizes, dim=1), self.spread, strict=True)
+        mixed = torch.stack([F.linear(a, rows) / spread for a, rows, spread in parts]).sum(0)
+        return (mixed - self.mean) / self.scale
 
     def logits(self, images: Tensor) -> Tensor:
-        return self.head(F.relu(self.hidden(images)))
+        return self.head(F.relu(self.features(self.activations(images)[-1].mean((2, 3)))))
 
 
 def training_steps(images: ImageSource) -> int:
@@ -201,9 +225,12 @@ def turn(pictures: Tensor, turns: Tensor) -> Tensor:
 
 
 def _normalise(network: Classifier, images: ImageSource, seed: int) -> None:
-    """Set mean and scale from the set, or from 10,000 pictures of it."""
+    """Set the spread of each stage, mean and scale from the set, or from 10,000 pictures of it."""
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(stream(seed, "classifier scale")))
     rows = order[:10_000].split(network.batch_size)
+    with torch.no_grad():
+        first = network.cells(images.batch(order[:1000])[0].to(network.device))
+        network.spread.copy_(torch.stack([a.var(0).sum().sqrt().clamp_min(1e-6) for a in first]))
     found = extract(network, (images.batch(part)[0] for part in rows)).double()
     network.mean.copy_(found.mean(0))
     network.scale.copy_(found.var(0).mean().sqrt().clamp_min(1e-6))

@@ -81,7 +81,7 @@ class _Sampler:
     """Draws the pictures of a setting."""
 
     def __init__(self, pipe: Any, reference: ImageSet, n: int, seed: int, batch_size: int, grid: str) -> None:
-        self.pipe, self.n, self.seed, self.size, self.grid = pipe, n, seed, batch_size, grid
+        self.pipe, self.seed, self.size, self.grid = pipe, seed, batch_size, grid
         generator = torch.Generator().manual_seed(stream(seed, "labels"))
         rows = torch.randperm(len(reference), generator=generator)[:n]
         rows = rows[torch.arange(n) % len(rows)]
@@ -91,10 +91,12 @@ class _Sampler:
         )
         self.cond = None if cond is None else cond.to(pipe.device)
 
-    def __call__(self, steps: int, sampler: str, churn: float | None, advance: Callable[[int], object]) -> Tensor:
+    def __call__(
+        self, steps: int, sampler: str, churn: float | None, n: int, advance: Callable[[int], object]
+    ) -> Tensor:
         denoiser, made = self.pipe.denoiser, []
-        for first in range(0, self.n, self.size):
-            last = min(first + self.size, self.n)
+        for first in range(0, n, self.size):
+            last = min(first + self.size, n)
             shape = (last - first, *self.pipe.sample_shape)
             cond = None if self.cond is None else self.cond[first:last]
             if sampler == "distributional":
@@ -123,6 +125,7 @@ def evaluate(
     grid: str = "uniform",
     batch_size: int = 256,
     screen: bool = True,
+    n_screen: int = 512,
     inception: str | None = None,
     report: Callable[[str, int], Callable[[int], object]] = lambda label, total: lambda done: None,
 ) -> Evaluation:
@@ -131,14 +134,17 @@ def evaluate(
     Args:
         train: the set that the features of the fast metric are learned on.
         reference: the pictures compared with, held out if there are such; `n_reference` of them, all by default.
-        screen: with FID and several settings at a number of steps, choose one by the fast metric first.
+        screen: with FID and several settings at a number of steps, choose one by the fast metric first, on
+            `n_screen` samples.
         inception: where FID's network is found; see `load_inception`.
         report: called with a label and a total, gives a function that is told the progress.
     """
     check(steps, churns, samplers, n, batch_size)
     require_choice("metric", metric, ("fid", "fd"))
     available = len(reference)
-    n_reference = min(available, n_reference or available)
+    alone = reference.content() == train.content()  # no held-out pictures: half of the set serves for the floor
+    n_reference = min(available // 2 if alone else available, n_reference or available)
+    held = None if alone or available - n_reference >= n else train
     plan = list(_plan(steps, churns, samplers))
     several = len(plan) > len(set(steps))
     device = pipe.device
@@ -149,23 +155,22 @@ def evaluate(
         learned = load_classifier(train, device=device, callback=report("learning features", training_steps(train)))
         return Reference(learned, reference, n_reference, seed)
 
-    def score(ref: Reference, setting: tuple[int, str, float | None]) -> Entry:
+    def score(ref: Reference, setting: tuple[int, str, float | None], number: int) -> Entry:
         count, name, churn = setting
         label = f"{count} steps, {name if churn is None else f'churn {churn:g}'}"
-        images = draw(count, name, churn, report(f"sampling, {label}", n))
-        return Entry(count, name, churn, ref.score(images, callback=report(f"{metric}, {label}", n)))
+        images = draw(count, name, churn, number, report(f"sampling, {label}", number))
+        return Entry(count, name, churn, ref.score(images, callback=report(f"scoring, {label}", number)))
 
     screened: list[Entry] = []
     if metric == "fid" and several and screen:
         quick = fast_reference()
-        screened = [score(quick, setting) for setting in plan]
+        screened = [score(quick, setting, min(n, n_screen)) for setting in plan]
         plan = [(e.steps, e.sampler, e.churn) for e in best_entries(screened)]
     if extractor is None:
         main = fast_reference()
     else:
         main = Reference(extractor, reference, n_reference, seed, callback=report("real pictures", n_reference))
-    entries = [score(main, setting) for setting in plan]
-    held = train if main.n == available else None
+    entries = [score(main, setting, n) for setting in plan]
     ground = floor(main, held, min(n, len(held) if held else available - main.n), callback=report("floor", n))
     settings = {
         "metric": metric,
@@ -177,7 +182,7 @@ def evaluate(
         "seed": seed,
         "grid": grid,
         "size": reference.size,
-        "churn_chosen_by": "fd" if screened else "the score itself" if several else "given",
+        "churn_chosen_by": f"fd of {min(n, n_screen)} samples" if screened else "the score" if several else "given",
         "floor_from": f"{(held or reference).split} split",
     }
     return Evaluation(metric, entries, screened, ground, settings)

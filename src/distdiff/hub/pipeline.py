@@ -20,13 +20,12 @@ from diffusers import DiffusionPipeline, ImagePipelineOutput
 from diffusers.utils import logging
 from torch import Tensor
 
-from .._check import BadArgument, is_whole, require, require_count
+from .._check import BadArgument, is_whole, require, require_choice, require_count
 from ..data.image import to_uint8
 from ..denoiser import Denoiser
 from ..nn.pretrained import PretrainedUNet
 from ..random import SampleGenerator, randn
 from .scheduler import DistributionalScheduler
-from .unet import DistributionalUNet
 
 __all__ = ["DistributionalPipeline", "load_pipeline"]
 
@@ -56,14 +55,32 @@ class DistributionalPipeline(DiffusionPipeline):
         self.register_modules(unet=unet, scheduler=scheduler, vae=vae)
         self.register_to_config(labels=None if labels is None else list(labels), examples=examples)
 
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> DistributionalPipeline:
+        """Load a folder, or a repository of the hub, which is fetched as a whole first.
+
+        diffusers' own way of fetching looks for code in the repository where a class is not one of diffusers'.
+        """
+        path = str(pretrained_model_name_or_path)
+        if not Path(path).is_dir():
+            from huggingface_hub import snapshot_download
+
+            known = ("cache_dir", "revision", "token", "local_files_only", "force_download")
+            fetch = {name: options.pop(name) for name in known if name in options}
+            path = snapshot_download(path, allow_patterns=["*.json", "*.safetensors"], **fetch)
+        return super().from_pretrained(path, **options)
+
+    @property
+    def ours(self) -> bool:
+        """Whether the network is a `DistributionalUNet`, compiled or not."""
+        return "noise_channels" in self.unet.config
+
     @property
     def denoiser(self) -> Denoiser:
         """The model behind the library's door: `draw`, `sample` and the losses take it."""
         config = self.scheduler.config
-        if isinstance(self.unet, DistributionalUNet):
-            network: Any = self.unet.network
-        else:
-            network = PretrainedUNet(self.unet, scale=config.timestep_scale, shift=config.timestep_shift)
+        inner: Any = getattr(self.unet, "_orig_mod", self.unet)  # torch.compile wraps a model
+        network = inner.network if self.ours else self._adapted()
         denoiser = Denoiser(
             network,
             schedule=self.scheduler.schedule,
@@ -72,6 +89,21 @@ class DistributionalPipeline(DiffusionPipeline):
             safety=config.safety,
         )
         return denoiser.eval()
+
+    def _adapted(self) -> PretrainedUNet:
+        config = self.scheduler.config
+        return PretrainedUNet(self.unet, scale=config.timestep_scale, shift=config.timestep_shift)
+
+    def _predict(self, x: Tensor, t: float, cond: Tensor | None, noise: SampleGenerator) -> Tensor:
+        """The network's output at one time, through its own forward pass."""
+        safety, wide = self.scheduler.config.safety, torch.promote_types(x.dtype, torch.float32)
+        time = torch.tensor(t, device=x.device, dtype=wide).clamp(safety, 1 - safety)
+        takes_noise = self.unet.config.noise_channels if self.ours else self._adapted().noise_channels
+        xi = randn((len(x), 1, *self.sample_shape), generator=noise, like=x) if takes_noise else None
+        if not self.ours:
+            return self._adapted()(x, time, xi, cond)[:, 0]
+        xi = None if xi is None else xi[:, 0]
+        return self.unet(x, time, noise=xi, class_labels=cond, return_dict=False)[0]
 
     @property
     def sample_shape(self) -> tuple[int, int, int]:
@@ -109,7 +141,7 @@ class DistributionalPipeline(DiffusionPipeline):
             rows = [self._label(one) for one in (labels if several else [labels])]
             require(len(rows) in (1, count), "class_labels", f"{len(rows)} labels", f"one, or {count} of them")
             found = torch.stack(rows * (count // len(rows)))
-        return found.to(self.device)
+        return found.to(self._execution_device)
 
     def _default_labels(self, count: int) -> Tensor:
         if self.classes:
@@ -147,7 +179,8 @@ class DistributionalPipeline(DiffusionPipeline):
         generator: torch.Generator | list[torch.Generator] | None = None,
         output_type: str = "pil",
         return_dict: bool = True,
-        callback_on_step_end: Callable[[Any, int, float, dict[str, Tensor]], object] | None = None,
+        callback_on_step_end: Callable[[Any, int, float, dict[str, Tensor]], dict[str, Tensor] | None] | None = None,
+        callback_on_step_end_tensor_inputs: Sequence[str] = ("latents",),
     ) -> ImagePipelineOutput | tuple[Any]:
         """Draw pictures.
 
@@ -159,28 +192,25 @@ class DistributionalPipeline(DiffusionPipeline):
             grid: spacing of the times; the scheduler's by default.
             generator: source of all noise; see above.
             output_type: pil, np (n, h, w, c in [0, 1]), pt (n, c, h, w in [0, 1]) or latent (what the network made).
-            callback_on_step_end: called as callback(pipe, step, time, {"latents", "pred_original_sample"}).
+            callback_on_step_end: called as callback(pipe, step, time, tensors); it may return other "latents".
+            callback_on_step_end_tensor_inputs: what it is given: "latents", "pred_original_sample".
         """
         require_count("batch_size", batch_size)
-        known = ("pil", "np", "pt", "latent")
-        require(output_type in known, "output_type", output_type, "one of " + ", ".join(known))
+        require_choice("output_type", output_type, ("pil", "np", "pt", "latent"))
         cond = self.condition(class_labels, batch_size)
         device, dtype = self._execution_device, self.unet.dtype
         self.scheduler.set_timesteps(num_inference_steps, device=device, churn=churn, grid=grid)
         noise = SampleGenerator(_seeds(generator, batch_size), device)
         like = torch.empty(0, device=device, dtype=dtype)
         x = self.scheduler.init_noise_sigma * randn((batch_size, *self.sample_shape), generator=noise, like=like)
-        denoiser = self.denoiser
-        wide = torch.promote_types(dtype, torch.float32)
+        self.unet.eval()
         for index, t in enumerate(self.progress_bar(self.scheduler.times[:-1])):
-            time = torch.tensor(t, device=device, dtype=wide)
-            xi = None
-            if denoiser.noise_shape is not None:
-                xi = randn((batch_size, 1, *denoiser.noise_shape), generator=noise, like=x)
-            output = denoiser(x, time, xi, cond)[:, 0]
+            output = self._predict(x, t, cond, noise)
             x, x0 = self.scheduler.step(output, t, x, generator=noise, return_dict=False)
             if callback_on_step_end is not None:
-                callback_on_step_end(self, index, t, {"latents": x, "pred_original_sample": x0})
+                known = {"latents": x, "pred_original_sample": x0}
+                given = {name: known[name] for name in callback_on_step_end_tensor_inputs}
+                x = (callback_on_step_end(self, index, t, given) or {}).get("latents", x)
         images = x if output_type == "latent" else _output(self.decode(x), output_type)
         return ImagePipelineOutput(images=images) if return_dict else (images,)
 
@@ -251,5 +281,7 @@ def load_pipeline(path: str | Path, device: str = "auto") -> DistributionalPipel
         raise BadArgument(f"run must be a whole pipeline folder or a hub name, got {str(path)!r} ({first})") from None
     finally:
         logging.enable_progress_bar()
+    fits = isinstance(pipe.scheduler, DistributionalScheduler)
+    require(fits, "run", str(path), "a distdiff pipeline; other diffusion models start a run with --init")
     pipe.set_progress_bar_config(disable=True)
     return pipe.to(target)

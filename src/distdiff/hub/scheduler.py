@@ -36,7 +36,7 @@ class DistributionalScheduler(SchedulerMixin, ConfigMixin):
 
     Args:
         schedule: flow, cosine or linear-beta.
-        prediction_type: what the network predicts: x0, velocity, noise or v.
+        prediction_type: what the network predicts: x0, velocity, noise, v or edm.
         safety: the network is asked at times in [safety, 1 - safety].
         churn: 1 for the ancestral step, 0 for the deterministic one; the default of `set_timesteps`.
         grid: uniform, logsnr or edm; likewise.

@@ -148,6 +148,8 @@ class LossConfig:
     """Weight of the interaction, in [0, 1]; 1 is the proper score."""
     m: int = 32
     """Population: draws a data point."""
+    patches: tuple[int, ...] = ()
+    """Sides of image patches whose scores are added to that of the whole image; none in the paper."""
     weighting: Literal["none", "sigmoid"] = "sigmoid"
     """Weight of each time in the loss."""
     bias: float = 0.0

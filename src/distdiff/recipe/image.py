@@ -70,7 +70,7 @@ def _classical(config: ImageRun) -> ImageRun:
     return replace(
         config,
         network=replace(config.network, noise=False, branch_at=0, prediction="velocity"),
-        loss=replace(config.loss, kind="regression", lam=0.0, m=1),
+        loss=replace(config.loss, kind="regression", lam=0.0, m=1, patches=()),
         evaluation=replace(config.evaluation, steps=100 if config.evaluation.steps == 10 else config.evaluation.steps),
     )
 
@@ -83,7 +83,11 @@ _BEDROOMS = ImageData("lsun-bedroom", size=64, channels=3, flip=True, workers=4)
 _FACES_LARGE = ImageData("celeba-hq", size=256, channels=3, flip=True, workers=4)
 
 _digits_small = replace(
-    SMALL, steps=2_000, data=_DIGITS, network=replace(SMALL.network, multipliers=(1, 2), patch=1, branch_at=3)
+    SMALL,
+    steps=2_000,
+    data=_DIGITS,
+    network=replace(SMALL.network, multipliers=(1, 2), patch=1, branch_at=3),
+    loss=replace(SMALL.loss, m=8, patches=(4,)),
 )
 _smoke_digits = replace(SMOKE, data=_DIGITS)
 _colour_small = replace(SMALL, data=_CIFAR, network=replace(SMALL.network, multipliers=(1, 2, 2, 2)))
@@ -117,7 +121,13 @@ _DISTRIBUTIONAL: dict[str, dict[str, ImageRun]] = {
     ),
     "fashion-mnist": _scales(
         replace(PAPER, data=_FASHION, network=replace(PAPER.network, multipliers=(1, 2, 2))),
-        replace(SMALL, data=_FASHION, network=replace(SMALL.network, branch_at=5)),
+        replace(
+            SMALL,
+            steps=5_000,
+            data=_FASHION,
+            network=replace(SMALL.network, branch_at=5),
+            loss=replace(SMALL.loss, m=8, patches=(7, 14)),
+        ),
         replace(SMOKE, data=_DIGITS),
     ),
     "digits": _scales(
@@ -188,8 +198,8 @@ class ImageStudy:
     """Samplers tried for the classical model; the first one has the churns."""
     metric: Literal["fid", "fd"] = "fid"
     """The score. With fid, churn and sampler are chosen by fd."""
-    unscreened: tuple[int, ...] = ()
-    """Numbers of steps at which the classical model gets a score for every churn and sampler, and its best counts."""
+    classical_steps: tuple[int, ...] | None = None
+    """Numbers of steps of the classical model, if not all of them."""
     n: int = 2048
     """Samples a score."""
     n_reference: int | None = None
@@ -202,12 +212,12 @@ def _pair(name: str, scale: str) -> dict[str, ImageRun]:
     return {"distributional": IMAGES[name][scale], "diffusion": IMAGES[f"{name}-diffusion"][scale]}
 
 
-_TINY = {"steps": (1, 2), "metric": "fd", "n": 64, "unscreened": ()}
+_TINY = {"steps": (1, 2), "metric": "fd", "n": 64}
 
 IMAGE_STUDIES: dict[str, dict[str, ImageStudy]] = {
     "fashion-mnist": {
         "paper": ImageStudy(_pair("fashion-mnist", "paper"), n=50_000),
-        "small": ImageStudy(_pair("fashion-mnist", "small"), unscreened=(4,), n_reference=5_000),
+        "small": ImageStudy(_pair("fashion-mnist", "small"), classical_steps=(4, 8, 50), n_reference=4_000),
         "smoke": ImageStudy(_pair("fashion-mnist", "smoke"), **_TINY),  # type: ignore[arg-type]
     },
     "digits": {
@@ -222,7 +232,7 @@ IMAGE_STUDIES: dict[str, dict[str, ImageStudy]] = {
     },
 }
 
-_demo = replace(_digits_small, steps=800, tracker="none", preview=PreviewConfig(every=0), save_every=800)
+_demo = replace(_digits_small, steps=500, tracker="none", preview=PreviewConfig(every=0), save_every=500)
 
 IMAGE_DEMO = ImageStudy(
     {"distributional": _demo, "diffusion": _classical(_demo)},

@@ -91,7 +91,7 @@ def in_turns(runs: dict[str, Callable[[], None]], rounds: int, advance: Callable
 
 
 def peak_memory(scale: str, m: int, branch_at: int) -> float:
-    """MiB that two steps take beyond what the process and the network take, in a fresh process (or of the GPU)."""
+    """MiB that a step takes at its peak beyond what the network takes, in a fresh process (or of the GPU)."""
     code = f"from distdiff.reproduce.complexity import measure_memory; measure_memory({scale!r}, {m}, {branch_at})"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     return float(done.stdout.split()[-1])
@@ -99,21 +99,29 @@ def peak_memory(scale: str, m: int, branch_at: int) -> float:
 
 def measure_memory(scale: str, m: int, branch_at: int) -> None:
     """Print the peak memory of a step in MiB; called in a process of its own."""
-    import resource
-
-    study = COMPLEXITY[scale]
-    step = stepper(_sized(study), m, branch_at)
+    step = stepper(_sized(COMPLEXITY[scale]), m, branch_at)
     if torch.cuda.is_available():
+        before = torch.cuda.memory_allocated() / 2**20
         torch.cuda.reset_peak_memory_stats()
         step()
-        step()
-        print(torch.cuda.max_memory_allocated() / 2**20)
+        print(torch.cuda.max_memory_allocated() / 2**20 - before)
         return
-    unit = 2**20 if sys.platform == "darwin" else 2**10
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+    before = _peak(reset=True)
     step()
-    step()
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit - before)
+    print(max(_peak() - before, 1.0))
+
+
+def _peak(*, reset: bool = False) -> float:
+    """The most memory this process has held, in MiB; since now, if the system can forget what was before."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+    if reset:
+        Path("/proc/self/clear_refs").write_text("5")
+    line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 2**10
 
 
 def _sized(study: ComplexityStudy) -> ImageRun:

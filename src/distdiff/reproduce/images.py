@@ -7,7 +7,6 @@ best sampler), beside the floor that real pictures give.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,13 +52,8 @@ def compare(study: ImageStudy, runs: dict[str, Path]) -> dict[str, Evaluation]:
                 seed=study.seed,
                 report=partial(_named, report, name),
             )
-            whole = study.unscreened if name == "diffusion" and study.metric == "fid" else ()
-            quick = score(steps=[n for n in study.steps if n not in whole])
-            if whole:
-                full = score(steps=whole, screen=False)
-                entries = sorted(quick.entries + full.entries, key=lambda entry: entry.steps)
-                quick = replace(quick, entries=entries)
-            found[name] = quick
+            classical = study.classical_steps or study.steps
+            found[name] = score(steps=classical if name == "diffusion" else study.steps)
     return found
 
 
@@ -74,11 +68,15 @@ def score_table(found: dict[str, Evaluation]) -> str:
     header = ["steps"] + [heading for name in found for heading in (f"{name}: {metric}", "at", "KID")]
     rows = []
     for n in next(iter(best.values())):
-        winner = min(best, key=lambda name: best[name][n].score.frechet)
+        there = {name: entries[n] for name, entries in best.items() if n in entries}
+        winner = min(there, key=lambda name: there[name].score.frechet) if len(there) > 1 else ""
         row = [str(n)]
-        for name, entries in best.items():
-            entry, shown = entries[n], f"{entries[n].score.frechet:.2f}"
-            row += [f"**{shown}**" if name == winner else shown, entry.name, f"{entry.score.kid:.4f}"]
+        for name in best:
+            if name not in there:
+                row += ["", "", ""]
+                continue
+            shown = f"{there[name].score.frechet:.2f}"
+            row += [f"**{shown}**" if name == winner else shown, there[name].name, f"{there[name].score.kid:.4f}"]
         rows.append(row)
     ground = next(iter(found.values())).floor
     rows.append(["floor", f"{ground.frechet:.2f}", "real", f"{ground.kid:.4f}", *[""] * (3 * (len(found) - 1))])
@@ -132,8 +130,7 @@ def run(name: str, scale: str, out: Path) -> None:
     record.text.append(
         f"{settings['n']} samples against {settings['n_reference']} pictures of {settings['reference']}; features: "
         f"{settings['features']}, {settings['resize']}; sampling seed {settings['seed']}. Churn and sampler chosen by "
-        f"{settings['churn_chosen_by']}"
-        + (f", at {study.unscreened} steps the classical model's by the score itself." if study.unscreened else ".")
+        f"{settings['churn_chosen_by']}."
     )
     record.write(f"{name}: few-step sampling", _findings(best, few, NAMES[study.metric]))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..figure import LABELS
 from ..progress import console, training
 from ..recipe import RunConfig
 from ..train import RunFolder
@@ -24,8 +23,8 @@ def train_runs(models: Mapping[str, RunConfig], folder: Path) -> tuple[dict[str,
         done = run.done(config)
         earlier += 0.0 if done is None else run.seconds()
         if done == config.steps:
-            console.print(f"{LABELS[name]}: finished before in {run.path}")
+            console.print(f"{name}: finished before in {run.path}")
         else:
-            training(config, run.path, label=LABELS[name], resume=done is not None, overwrite=done is None)
+            training(config, run.path, label=name, resume=done is not None, overwrite=done is None)
         paths[name], seconds[name] = run.path, run.seconds()
     return paths, seconds, earlier

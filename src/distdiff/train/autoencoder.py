@@ -60,6 +60,7 @@ class AutoencoderTask(PictureTask):
     def __init__(self, config: AutoencoderRun) -> None:
         check_run(config)
         require(config.accumulate == 1, "accumulate", config.accumulate, "1 for an autoencoder")
+        require(not config.compile, "compile", config.compile, "left out for an autoencoder")
         self.config: AutoencoderRun = config
         network, loss = config.network, config.loss
         self.loss = AutoencoderLoss(
@@ -74,7 +75,8 @@ class AutoencoderTask(PictureTask):
         perceptual = None if loss.perceptual_weights is None else Perceptual.load(loss.perceptual_weights)
         self.open(config.data, config.channels_last)
         factor = 2 ** (len(network.multipliers) - 1)
-        require(self.images.size % factor == 0, "data.size", self.images.size, f"a multiple of {factor}")
+        fits = self.images.size % factor == 0 and self.images.size >= 24
+        require(fits, "data.size", self.images.size, f"a multiple of {factor}, of at least 24")
         with seeded(config.seed, "weights"):
             self.model: Any = build_autoencoder(
                 network.kind,
@@ -109,7 +111,8 @@ class AutoencoderTask(PictureTask):
         device = next(model.parameters()).device
         saved: Any = copy.deepcopy(model)
         saved.register_to_config(scaling_factor=1.0)
-        scale = measure_scale(saved, [to_float(part.to(device)) for part in pixels.split(16)])
+        noise = torch.Generator(device).manual_seed(0)
+        scale = measure_scale(saved, [to_float(part.to(device)) for part in pixels.split(16)], noise)
         saved.register_to_config(scaling_factor=scale)
         folder.replace_folder(folder.autoencoder, lambda path: saved.save_pretrained(path, safe_serialization=True))
 

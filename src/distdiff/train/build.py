@@ -75,8 +75,13 @@ def build_loss(config: LossConfig, data: Tensor) -> Loss:
     weighting: Weighting = NoWeighting() if config.weighting == "none" else Sigmoid(config.bias)
     if config.kind == "regression":
         return RegressionLoss(weighting=weighting)
-    kind = POPULATION_LOSSES[config.kind]
-    return kind(kernel=_kernel(config, data), lam=config.lam, m=config.m, weighting=weighting)
+    kind, more = POPULATION_LOSSES[config.kind], {}
+    if config.patches:
+        require(
+            config.kind == "conditional", "loss.patches", config.patches, "left out unless loss.kind is conditional"
+        )
+        more = {"patches": config.patches}
+    return kind(kernel=_kernel(config, data), lam=config.lam, m=config.m, weighting=weighting, **more)
 
 
 def _kernel(config: LossConfig, data: Tensor) -> Kernel:

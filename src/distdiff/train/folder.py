@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import re
 import shutil
@@ -62,14 +63,23 @@ class RunFolder:
 
     def create(self, config: RunConfig, *, overwrite: bool = False) -> None:
         """Start afresh; an earlier run is in the way unless it may be overwritten."""
+        self.require_free(overwrite)
+        make_folder(self.path)
+        for old in self._own():
+            shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
+        self.write_config(config)
+
+    def require_free(self, overwrite: bool = False) -> None:
+        """Refuse a folder that holds a run, unless it may be replaced, or files of others under a run's names."""
         taken = self.config.exists() and not overwrite
         require(not taken, "out", str(self.path), "a new folder, or one to --resume or --overwrite")
-        make_folder(self.path)
-        for old in (self.metrics, self.weights):
-            old.unlink(missing_ok=True)
-        for folder in (self.checkpoints, self.pipeline, self.autoencoder, self.path / "previews"):
-            shutil.rmtree(folder, ignore_errors=True)
-        self.write_config(config)
+        foreign = [] if self.config.exists() else [old.name for old in self._own() if old.exists()]
+        require(not foreign, "out", str(self.path), f"a folder without {', '.join(foreign)} of something else")
+
+    def _own(self) -> list[Path]:
+        """What a run leaves in its folder, but for its configuration."""
+        folders = [self.checkpoints, self.pipeline, self.autoencoder]
+        return [self.metrics, self.weights, *folders, self.path / "previews", self.path / "tensorboard"]
 
     def write_config(self, config: RunConfig) -> None:
         kind = next(name for name, cls in KINDS.items() if type(config) is cls)
@@ -105,6 +115,10 @@ class RunFolder:
         known = str(which).isdigit() and int(which) in steps
         require(known, "resume", which, f"latest, best or one of the steps {', '.join(map(str, steps))}")
         return self.step_file(int(which))
+
+    def best_step(self) -> float:
+        """The step of the best checkpoint; infinite if there is none."""
+        return int(self.load(self.best)[1].get("step", 0)) if self.best.exists() else math.inf
 
     def step_file(self, step: int) -> Path:
         return self.checkpoints / f"step-{step:08d}.safetensors"
@@ -151,11 +165,13 @@ class RunFolder:
         """Forget what was logged and saved after a checkpoint that training goes on from."""
         kept = [line for line in self.logged() if line["step"] <= step]
         if self.metrics.exists():
-            self.metrics.write_text("".join(json.dumps(line) + "\n" for line in kept))
+            aside = self.metrics.with_suffix(".partial")
+            aside.write_text("".join(json.dumps(line) + "\n" for line in kept))
+            os.replace(aside, self.metrics)
         for later in self.steps():
             if later > step:
                 self.step_file(later).unlink()
-        if self.best.exists() and int(self.load(self.best)[1].get("step", 0)) > step:
+        if self.best.exists() and self.best_step() > step:
             self.best.unlink()
 
     def save(self, file: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:

@@ -7,6 +7,7 @@ Its artefact is a diffusers folder, RUN/pipeline.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ def read_images(data: ImageData, split: str | None = None) -> ImageSet:
     from ..progress import bar
 
     require_count("data.workers", data.workers, least=0)
-    with bar("reading", 1) as advance:
+    with bar("reading", 1, transient=True) as advance:
         return load_images(
             data.source,
             split=split or data.split,
@@ -44,7 +45,7 @@ def read_images(data: ImageData, split: str | None = None) -> ImageSet:
             channels=data.channels,
             image_column=data.image_column,
             label_column=data.label_column,
-            limit=data.limit,
+            limit=data.limit if split in (None, data.split) else None,
             progress=lambda done, total: advance(to=done, total=total),
         )
 
@@ -64,8 +65,9 @@ def held_out(config: ImageRun, split: str) -> ImageSet:
     for name in ("test", "validation"):
         try:
             return read_images(config.data, name)
-        except BadArgument:
-            continue
+        except BadArgument as error:
+            if not str(error).startswith("split"):
+                raise
     return read_images(config.data)
 
 
@@ -91,6 +93,7 @@ class PictureTask(Task):
             batch_sampler=rows,
             num_workers=self.data.workers,
             collate_fn=_as_it_is,
+            worker_init_fn=_leave_signals,
             pin_memory=torch.cuda.is_available(),
         )
         return iter(loader)
@@ -137,6 +140,8 @@ class ImageTask(PictureTask):
         self.vae = self._load_autoencoder(config.latent)
         self.open(config.data, config.channels_last)
         self.shape = tuple(self.encode(to_float(self.images.batch([0])[0])).shape[1:])
+        for side in config.loss.patches:
+            require_between("loss.patches", side, 1, self.shape[-1])
         with seeded(config.seed, "weights"):
             self.built = build_network(config, self.shape, self.images)
         self.model: Denoiser = self.built.denoiser
@@ -221,11 +226,19 @@ class ImageTask(PictureTask):
 
         evaluation = self.config.evaluation
         if self.reference is None:
+            device = next(model.parameters()).device
             if evaluation.metric == "fd":
-                self.extractor = load_classifier(self.images)
+                self.extractor = load_classifier(self.images, device=device)
+            self.extractor.to(device)
             self.reference = Reference(self.extractor, self.images, n=min(evaluation.n, self.length))
         return self.reference.score(self.draw(model, evaluation.n, evaluation.steps, evaluation.churn)).frechet
 
 
 def _as_it_is(batch: Any) -> Any:
     return batch
+
+
+def _leave_signals(_: int) -> None:
+    """Ctrl-C and SIGTERM reach all processes of a group; the trainer decides when its workers end."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)

@@ -42,6 +42,8 @@ class Progress(NamedTuple):
     """The averaged model; a view into the run, not a copy."""
     rows: int
     """Data points a step, over all processes."""
+    stop: Callable[[], None]
+    """End training after this step, on all processes alike."""
 
 
 def learning_rate(optim: OptimConfig, step: int, steps: int) -> float:
@@ -131,19 +133,14 @@ class TrainState:
     def __init__(self, task: Task) -> None:
         from accelerate import Accelerator
         from accelerate.state import AcceleratorState, PartialState
-        from accelerate.utils import InitProcessGroupKwargs
 
         config = task.config
         self.task, self.config = task, config
         device = pick_device(config.device)
-        AcceleratorState._reset_state(reset_partial_state=PartialState().num_processes == 1)
-        patient = InitProcessGroupKwargs(timeout=timedelta(hours=6))  # others wait while one process samples and scores
-        self.accelerator = Accelerator(
-            device_placement=False,
-            mixed_precision=config.precision,
-            cpu=device.type == "cpu",
-            kwargs_handlers=[patient],
-        )
+        cpu = device.type == "cpu"
+        together = PartialState(cpu=cpu, timeout=timedelta(hours=6))  # others wait while one process samples and scores
+        AcceleratorState._reset_state(reset_partial_state=together.num_processes == 1)
+        self.accelerator = Accelerator(device_placement=False, mixed_precision=config.precision, cpu=cpu)
         self.world, self.main = self.accelerator.num_processes, self.accelerator.is_main_process
         self.device = device if self.world == 1 else self.accelerator.device
         layout: Any = {"memory_format": torch.channels_last} if config.channels_last else {}
@@ -168,8 +165,15 @@ class TrainState:
         self.step = 0
         self.best: float | None = None
         self.loader: Any = None
+        self.stopping = False
         self.torn = False
         """Whether the weights are between two steps, after an interruption at the worst moment."""
+
+    def stop(self) -> None:
+        """Leave after this step, together with the other processes."""
+        self.stopping = True
+        if self.world == 1:
+            raise KeyboardInterrupt
 
     @property
     def rows(self) -> int:
@@ -227,14 +231,15 @@ class TrainState:
                 loss = objective(data, cond, generator, self.step).mean() / len(batches)
                 self.accelerator.backward(loss)
             total += loss.detach()
-        norm = self.accelerator.clip_grad_norm_(phase.parameters, config.optim.clip)
-        self._require_finite(phase, total, torch.as_tensor(norm))
+        self.accelerator.unscale_gradients(self.stepping[index])
+        norm = nn.utils.get_total_norm([p.grad for p in phase.parameters if p.grad is not None])
+        self._require_finite(phase, total, norm)
+        nn.utils.clip_grads_with_norm_(phase.parameters, config.optim.clip, norm)
         return total
 
     def _require_finite(self, phase: Phase, loss: Tensor, norm: Tensor) -> None:
-        if self.config.precision == "fp16" and bool(torch.isfinite(loss)):
-            return  # the scaler skips a step whose gradients overflow, and lowers its scale
-        if bool(torch.isfinite(loss + norm.to(loss.device))):
+        finite = float(torch.isfinite(loss) if self.config.precision == "fp16" else torch.isfinite(loss + norm))
+        if self.shared(finite) == 1:  # in fp16 the scaler skips a step whose gradients overflow, and lowers its scale
             return
         names = {id(p): f"{name}.{key}" for name, m in self.task.modules.items() for key, p in m.named_parameters()}
         bad = [names.get(id(p), "?") for p in phase.parameters if p.grad is not None and not p.grad.isfinite().all()]
@@ -243,7 +248,7 @@ class TrainState:
         )
         raise FloatingPointError(
             f"step {self.step + 1}: {culprit} is not finite ({phase.name} {loss.item()}, gradient norm {norm.item()}); "
-            f"the weights of step {self.step} are untouched. A lower optim.lr or another loss may help"
+            f"the last checkpoint is of a good step. Start again with a lower optim.lr, or another loss"
         )
 
     def shared(self, value: float) -> float:
@@ -271,14 +276,18 @@ class TrainState:
         """Write a checkpoint, and the model where users find it: the best one if runs are scored, else the last."""
         if not self.main:
             return
-        metadata = {"step": str(self.step), "device": self.device.type}
+        if best or not folder.best.exists():
+            self.task.export(folder, self.ema.module)  # first: a checkpoint says that all before it is done
+        metadata = {"step": str(self.step), "device": self.device.type, "rows": str(self.rows)}
         if self.best is not None:
-            metadata["best"] = repr(self.best)
+            metadata |= {"best": repr(self.best), "best_by": self._best_by()}
         folder.save(folder.best if best else folder.step_file(self.step), self.tensors(), metadata)
         if not best:
             folder.prune(self.config.keep)
-        if best or not folder.best.exists():
-            self.task.export(folder, self.ema.module)
+
+    def _best_by(self) -> str:
+        """How the score was taken: scores taken otherwise do not compare."""
+        return repr(getattr(self.config, "evaluation", None))
 
     def restore(self, source: Path, folder: RunFolder) -> None:
         """Take up a checkpoint of a run."""
@@ -289,6 +298,8 @@ class TrainState:
             device == self.device.type, "device", self.device.type, f"{device}, as the run in {folder.path} began on"
         )
         require(int(step) <= self.config.steps, "steps", self.config.steps, f"at least {step}, which are done already")
+        rows = metadata.get("rows", str(self.rows))
+        require(rows == str(self.rows), "batch of all processes", self.rows, f"{rows}, as the run began with")
         groups: dict[str, dict[str, Tensor]] = {}
         for key, value in tensors.items():
             group, _, name = key.partition(".")
@@ -301,21 +312,44 @@ class TrainState:
             states[phase_name].setdefault(int(index), {})[name] = value
         for phase, optimizer in zip(self.phases, self.optimizers, strict=True):
             optimizer.load_state_dict(optimizer.state_dict() | {"state": states[phase.name]})
+            for parameter, state in optimizer.state.items():  # moments must lie in memory as their parameter does
+                for key, value in state.items():
+                    if value.shape == parameter.shape:
+                        state[key] = torch.empty_like(parameter).copy_(value)
         if self.accelerator.scaler is not None and "scaler" in groups:
-            self.accelerator.scaler.load_state_dict({key: value.item() for key, value in groups["scaler"].items()})
-        self.best = float(metadata["best"]) if "best" in metadata else None
+            self.accelerator.scaler.load_state_dict(scaler_state(groups["scaler"]))
         self.step = int(step)
+        same = folder.best_step() <= self.step and metadata.get("best_by") == self._best_by()
+        self.best = float(metadata["best"]) if "best" in metadata and same else None
+
+
+def scaler_state(tensors: dict[str, Tensor]) -> dict[str, float | int]:
+    """The state of a gradient scaler, whose counts must be whole numbers."""
+    values = {key: value.item() for key, value in tensors.items()}
+    return {
+        key: int(value) if key in ("growth_interval", "_growth_tracker") else value for key, value in values.items()
+    }
+
+
+def _begin(state: TrainState, folder: RunFolder | None, resume: str | bool) -> None:
+    """Take up a checkpoint, or start a new run's folder."""
+    if folder is None:
+        return
+    if not resume:
+        if state.main:
+            state.task.begin(folder)
+        return
+    source = folder.checkpoint(resume)
+    state.restore(source, folder)
+    state.accelerator.wait_for_everyone()
+    if state.main:
+        folder.trim(state.step)
+        folder.write_config(state.config)
 
 
 def _iterate(state: TrainState, folder: RunFolder | None, resume: str | bool) -> Generator[Progress, None, None]:
     config = state.config
-    if folder is not None and resume:
-        state.restore(folder.checkpoint(resume), folder)
-        if state.main:
-            folder.write_config(config)
-            folder.trim(state.step)
-    elif folder is not None and state.main:
-        state.task.begin(folder)
+    _begin(state, folder, resume)
     earlier = folder.seconds() if folder is not None else 0.0
     total, count, start, saved = 0.0, 0, time.perf_counter() - earlier, state.step
     track = _Tracker(state, folder)
@@ -341,7 +375,9 @@ def _iterate(state: TrainState, folder: RunFolder | None, resume: str | bool) ->
                 if state.step % config.save_every == 0:
                     state.save(folder)
                     saved = state.step
-            yield Progress(state.step, config.steps, mean, state.ema.module, state.rows)
+            yield Progress(state.step, config.steps, mean, state.ema.module, state.rows, state.stop)
+            if state.world > 1 and state.shared(float(state.stopping)) > 0:
+                raise KeyboardInterrupt  # all processes leave after the same step
     finally:
         if folder is not None and not state.torn and (state.step > saved or not folder.steps()):
             state.save(folder)

@@ -97,12 +97,16 @@ def _pretrained(config: ImageRun, shape: Sequence[int], images: ImageSet) -> tup
     classes = unet.network.classes if isinstance(unet, DistributionalUNet) else unet.config.num_class_embeds
     if classes:
         _require_labels(images, classes)
-    if not config.network.noise:
-        return unet, scheduler
-    return _with_noise(unet, config.network.branch_at, shape[-1]), scheduler
+    attributes = unet.config.get("attributes", 0)
+    if attributes:
+        found = len(images.attributes or ())
+        require(found == attributes, "attributes of the data", found, f"{attributes}, as the pretrained network has")
+    unet = _with_noise(unet, config.network.branch_at) if config.network.noise else unet
+    unet.register_to_config(sample_size=shape[-1])
+    return unet, scheduler
 
 
-def _with_noise(unet: Any, branch_at: int, size: int) -> Any:
+def _with_noise(unet: Any, branch_at: int) -> Any:
     """The same function with an input for xi that has no effect yet."""
     if not isinstance(unet, DistributionalUNet):
         require(branch_at == 0, "network.branch_at", branch_at, "0 for a diffusers UNet2DModel")
@@ -110,9 +114,11 @@ def _with_noise(unet: Any, branch_at: int, size: int) -> Any:
             unet if unet.config.in_channels == 2 * unet.config.out_channels else widen(unet, unet.config.out_channels)
         )
     if unet.network.noise_channels:
+        same = unet.network.branch_at == branch_at
+        require(same, "network.branch_at", branch_at, f"{unet.network.branch_at}, as the pretrained network has")
         return unet
     noisy: Any = DistributionalUNet.from_config(
-        dict(unet.config) | {"noise_channels": unet.network.channels, "branch_at": branch_at, "sample_size": size}
+        dict(unet.config) | {"noise_channels": unet.network.channels, "branch_at": branch_at}
     )
     _copy_into(noisy.network, unet.network)
     return noisy
