@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 from distdiff.train import RunFolder
 
-WORDS = ["train", "digits", "--scale", "smoke", "--steps", "200", "--save-every", "7", "--batch-size", "16"]
+WORDS = ["train", "digits", "--scale", "smoke", "--steps", "600", "--save-every", "7", "--batch-size", "16"]
 MORE = ["--network.dropout", "0.1", "--data.flip", "--data.workers", "2", "--preview.every", "20"]
 
 
@@ -32,23 +32,31 @@ def start(out: Path, *words: str) -> subprocess.Popen:
     )
 
 
+def progress(run: Path) -> int:
+    """How much has been logged."""
+    file = run / "metrics.jsonl"
+    return file.stat().st_size if file.exists() else 0
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=1.5, help="longest time between a first step and its kill")
     args = parser.parse_args()
     chance = random.Random(args.seed)
     with tempfile.TemporaryDirectory() as folder:
         whole, broken = Path(folder) / "whole", Path(folder) / "broken"
-        begun = time.perf_counter()
         assert start(whole).wait() == 0
-        length = time.perf_counter() - begun
         kills = 0
-        while True:
+        for _ in range(4 * args.kills):
             done = RunFolder(broken).steps()
             process = start(broken, *(["--resume", "latest"] if done else ["--overwrite"]))
             if kills < args.kills:
-                time.sleep(chance.uniform(0.3, 1.0) * length * 0.8)
+                before = progress(broken)
+                while progress(broken) == before and process.poll() is None:
+                    time.sleep(0.01)
+                time.sleep(chance.uniform(0, args.seconds))
                 if process.poll() is None:
                     process.kill()
                     kills += 1
@@ -60,6 +68,8 @@ def main() -> None:
                     continue
             if process.wait() == 0:
                 break
+        else:
+            sys.exit("the run fails without being killed")
         a, b = (load_file(RunFolder(run).checkpoint()) for run in (whole, broken))
         same = a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
         weights = [load_file(run / "pipeline/unet/diffusion_pytorch_model.safetensors") for run in (whole, broken)]

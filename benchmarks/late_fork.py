@@ -25,9 +25,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--branches", type=int, nargs="+", default=[0, 3, 4])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--m", type=int, default=4)
     args = parser.parse_args()
     held_out, seen = load_images("digits", split="test"), load_images("digits")
-    base = replace(IMAGES["digits"]["small"], steps=args.steps)
+    base = replace(IMAGES["digits"]["small"], steps=args.steps, save_every=args.steps)
+    base = replace(base, loss=replace(base.loss, m=args.m))
     configs = {branch: replace(base, network=replace(base.network, branch_at=branch)) for branch in args.branches}
     states = {"diffusion": TrainState(build_task(IMAGES["digits-diffusion"]["small"]))}
     states |= {str(branch): TrainState(build_task(config)) for branch, config in configs.items()}

@@ -123,7 +123,7 @@ _DISTRIBUTIONAL: dict[str, dict[str, ImageRun]] = {
         replace(PAPER, data=_FASHION, network=replace(PAPER.network, multipliers=(1, 2, 2))),
         replace(
             SMALL,
-            steps=5_000,
+            steps=3_000,
             data=_FASHION,
             network=replace(SMALL.network, branch_at=5),
             loss=replace(SMALL.loss, m=8, patches=(7, 14)),
