@@ -312,31 +312,12 @@ class TestAttributes:
         assert vectors.dtype == torch.float32
         assert torch.equal(vectors, torch.from_numpy(truth[[2, 0]]).float())
 
-    def test_names_make_a_vector(self, tmp_path: Path) -> None:
-        path = plain_parquet(tmp_path / "a.parquet", {"image": [png(noise(0))], "attributes": [[1] * 40]})
-        faces = load_images("celeba", path=path)
-        vector = faces.attribute_vector("Young, Smiling")
-        assert vector.dtype == torch.float32
-        assert [name for name, on in zip(CELEBA_ATTRIBUTES, vector, strict=True) if on] == ["Smiling", "Young"]
-        assert faces.attribute_vector("").sum() == 0
-        refused(["'Grumpy'", "Blond_Hair"], lambda: faces.attribute_vector("Young,Grumpy"))
-        refused("no classes", lambda: faces.label("Young"))
-
     def test_missing_and_impossible_attributes_are_refused(self, tmp_path: Path) -> None:
         path = plain_parquet(tmp_path / "a.parquet", {"image": [png(noise(0))], "Smiling": [1]})
         refused(["5_o_Clock_Shadow", "39 of 40"], lambda: load_images("celeba", path=path))
         assert load_images("celeba", path=path, label_column="none").attributes is None
         path = plain_parquet(tmp_path / "b.parquet", {"image": [png(noise(0))], "attributes": [[3] * 40]})
         refused(["attributes", "[3]"], lambda: load_images("celeba", path=path))
-
-
-class TestLabels:
-    def test_a_class_is_found_by_name_or_number(self, tmp_path: Path) -> None:
-        pictures = load_images(str(class_folder(tmp_path / "pets")))
-        assert (pictures.label("cat"), pictures.label("dog"), pictures.label("1")) == (0, 1, 1)
-        for wrong in ("cow", "2", "-1", ""):
-            refused(["cat, dog", repr(wrong)], lambda wrong=wrong: pictures.label(wrong))
-        refused("has none", lambda: pictures.attribute_vector("Smiling"))
 
 
 class TestGeometry:
@@ -531,7 +512,7 @@ class TestIdx:
         assert torch.equal(x0[:, 0], torch.from_numpy(images).to(torch.uint8))
         assert labels is not None
         assert labels.tolist() == [0, 9, 3, 3, 1]
-        assert clothes.label("Ankle boot") == 9
+        assert clothes.classes[9] == "Ankle boot"
         assert len(load_images("fashion-mnist", path=tmp_path / "f", split="test")) == 1
         assert load_images("fashion-mnist", path=tmp_path / "f", channels=3, size=32)[0][0].shape == (3, 32, 32)
 

@@ -78,7 +78,7 @@ def test_the_split_input_is_a_convolution_of_the_concatenation():
     xt, _, xi = inputs(m=1)
     weight = torch.cat([network.input.weight, network.noise.weight], dim=1)
     whole = nn.functional.conv2d(torch.cat([xt, xi[:, 0]], dim=1), weight, network.input.bias, padding=1)
-    noise, _ = network._noise(xi, Population(torch.zeros(1, 32), 1), xt.shape[-2:])
+    noise, _ = network._noise(xi, Population(torch.zeros(1, 32)), xt.shape[-2:])
     torch.testing.assert_close(fork(network.input(xt), noise), whole, atol=1e-5, rtol=1e-5)
 
 
@@ -97,11 +97,11 @@ def test_norm_divides_by_the_root_mean_square_of_the_channels():
     norm = AdaptiveRMSNorm(6, 4)
     x = torch.randn(2, 6, 3, 3)
     expected = x / x.square().mean(1, keepdim=True).sqrt()
-    torch.testing.assert_close(norm(x, Population(torch.randn(2, 4), 1)), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(norm(x, Population(torch.randn(2, 4))), expected, atol=1e-4, rtol=1e-4)
     with torch.no_grad():
         norm.modulation.bias[:6] = 1.0
         norm.modulation.bias[6:] = 3.0
-    torch.testing.assert_close(norm(x, Population(torch.randn(2, 4), 1)), 2 * expected + 3, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(norm(x, Population(torch.randn(2, 4))), 2 * expected + 3, atol=1e-4, rtol=1e-4)
 
 
 def test_channels_last_gives_the_same():

@@ -56,7 +56,7 @@ def reports() -> Iterator[Callable[[str, int], Callable[[int], object]]]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console) as progress:
+    with Progress(*columns, console=console, transient=True) as progress:
 
         def report(label: str, total: int) -> Callable[[int], object]:
             for earlier in progress.task_ids:

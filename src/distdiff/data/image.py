@@ -163,24 +163,6 @@ class ImageSet(Dataset):
             self._content = digest.hexdigest()
         return self._content
 
-    def label(self, name: str) -> int:
-        """The index of a class, by its name or as a number."""
-        if self.classes is None:
-            raise BadArgument(f"label must be left out, got {name!r}: {self.name} has no classes")
-        if name not in self.classes and name.isdecimal() and int(name) < len(self.classes):
-            return int(name)
-        require_choice("label", name, self.classes)
-        return self.classes.index(name)
-
-    def attribute_vector(self, text: str) -> Tensor:
-        """The 0/1 vector, float32 (a,), of attributes named with commas between."""
-        if self.attributes is None:
-            raise BadArgument(f"attributes must be left out, got {text!r}: {self.name} has none")
-        names = [name.strip() for name in text.split(",") if name.strip()]
-        for name in names:
-            require_choice("attribute", name, self.attributes)
-        return torch.tensor([float(attribute in names) for attribute in self.attributes])
-
 
 def load_images(
     source: str = "digits",

@@ -126,7 +126,7 @@ class UNet(nn.Module):
             xt = functional.pixel_unshuffle(xt, self.patch)
             xi = None if xi is None else functional.pixel_unshuffle(xi, self.patch)
         h = self.input(xt)
-        state = Population(self._embed(t, cond, len(xt)), 1)
+        state = Population(self._embed(t, cond, len(xt)))
         if xi is not None and not self.branch_at:
             noise, state = self._noise(xi, state, h.shape[-2:])
             h = fork(h, noise)
@@ -177,10 +177,10 @@ class UNet(nn.Module):
         flat = xi.flatten(0, 1)
         noise = self.noise(flat if flat.shape[-2:] == size else _pool(flat, size))
         if self.noise_embed is None:
-            return noise, Population(state.cond, m)
+            return noise, state
         pixels = functional.pixel_shuffle(flat, self.patch) if self.patch > 1 else flat
         vector = self.noise_embed(_pool(pixels, (NOISE_GRID, NOISE_GRID)).flatten(1))
-        return noise, Population(state.cond.expand(n, -1).repeat_interleave(m, 0) + vector, m)
+        return noise, Population(state.cond.expand(n, -1).repeat_interleave(m, 0) + vector)
 
 
 def fork(h: Tensor, noise: Tensor) -> Tensor:
@@ -202,10 +202,10 @@ def _pool(noise: Tensor, size: Sequence[int]) -> Tensor:
 
 
 class Population:
-    """The conditioning vectors of a batch, and how many draws of it there are: features have (n m) rows."""
+    """The conditioning vectors of a batch, one an image (or one for all) before a late fork, one a draw after it."""
 
-    def __init__(self, cond: Tensor, m: int) -> None:
-        self.cond, self.m = cond, m
+    def __init__(self, cond: Tensor) -> None:
+        self.cond = cond
         self.active = functional.gelu(cond)
 
 
