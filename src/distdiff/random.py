@@ -3,9 +3,9 @@ r"""Noise that belongs to a sample, not to a batch.
 A denoiser takes its randomness from a `torch.Generator`. When sampling, sample i must depend on seed i alone, however
 the batch is split, so the sampler passes a `SampleGenerator`: a `torch.Generator` with one seed a row. `randn` and
 `rand` here know it, and then compute row i as a function of (seed i, number of earlier calls, position): SplitMix64
-(Steele, Lea and Flood, 2014), whose n-th output is a hash of a start and n, started at a hash of seed and call; then
-Box and Muller's transform. The same seed therefore gives the same noise on every device, up to rounding, in a few
-operations a number.
+(Steele, Lea and Flood, 2014), whose n-th output is a hash of a start and n, started at a hash of seed and call. Half
+a word makes a normal number, by the inverse of its distribution function. The same seed therefore gives the same noise
+on every device, up to rounding, in a few operations a number.
 
 To `torch.randn` and its kin a `SampleGenerator` is an ordinary generator of one stream, unless they are called within
 `distdiff.row_wise.RowWise`, into which the sampler wraps denoisers it does not know.
@@ -132,13 +132,11 @@ def randn(shape: Sequence[int], *, generator: torch.Generator | None, like: Tens
         return _plain(torch.randn, shape, generator, like)
     count = _rows(shape, generator)
     half = -(-count // 2)
-    words = generator.words(half)
-    radius = _unit(words, like).log_().mul_(-2).sqrt_()
-    angle = words.to(torch.int32).to(radius.dtype).mul_(math.pi * 2**-31)  # the lower 32 bits, as a part of a circle
-    z = torch.empty(len(words), 2 * half, dtype=radius.dtype, device=radius.device)
-    torch.mul(angle.cos(), radius, out=z[:, :half])
-    torch.mul(angle.sin_(), radius, out=z[:, half:])
-    return z[:, :count].reshape(tuple(shape)).to(like.device, like.dtype)
+    wide = torch.promote_types(like.dtype, torch.float32)
+    below_one = 1 - max(torch.finfo(wide).eps / 2, 2**-32)
+    halves = generator.words(half).flatten().view(torch.int32).reshape(len(generator.seeds), 2 * half)
+    z = halves[:, :count].to(wide).mul_(2**-31 * below_one).erfinv_().mul_(math.sqrt(2))
+    return z.reshape(tuple(shape)).to(like.device, like.dtype)
 
 
 def _plain(
