@@ -88,7 +88,8 @@ class Denoiser(nn.Module):
     r"""A network, the schedule it was trained on, what it predicts and the noise it takes.
 
     The network is called as ``network(xt, t, xi, cond)`` with xt (n, \*event), t () or (n,) and
-    xi (n, m, \*noise_shape) or None, and returns (n, m, \*event), with m = 1 where xi is None.
+    xi (n, m, \*noise_shape) or None, and returns (n, m, \*event), with m = 1 where xi is None. One that has
+    `spans` also takes ``span=``, () or (n,), and predicts the average over [t - span, t] of what it predicts without.
 
     Args:
         noise_shape: event shape of xi; None for a classical model, whose draws all coincide.
@@ -116,22 +117,40 @@ class Denoiser(nn.Module):
         self.noise_shape = None if noise_shape is None else tuple(noise_shape)
         self.safety = safety
 
-    def forward(self, xt: Tensor, t: Tensor, xi: Tensor | None = None, cond: Any = None) -> Tensor:
+    @property
+    def spans(self) -> bool:
+        """Whether the network predicts averages over spans of time."""
+        return getattr(self.network, "spans", False)
+
+    def forward(
+        self, xt: Tensor, t: Tensor, xi: Tensor | None = None, cond: Any = None, span: Tensor | None = None
+    ) -> Tensor:
         """The network's raw prediction, (n, m, *event)."""
         low, high = safe_interval(self)
-        return self.network(xt, t.clamp(low, high), xi, cond)
+        more = {} if span is None else {"span": span}
+        return self.network(xt, t.clamp(low, high), xi, cond, **more)
 
     def draw(
-        self, xt: Tensor, t: float | Tensor, m: int = 1, cond: Any = None, generator: torch.Generator | None = None
+        self,
+        xt: Tensor,
+        t: float | Tensor,
+        m: int = 1,
+        cond: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        span: Tensor | None = None,
     ) -> Tensor:
-        """m draws of x_0 for each x_t: (n, *event) to (n, m, *event)."""
+        """m draws of x_0 for each x_t: (n, *event) to (n, m, *event).
+
+        With a span, for a network that has them, what x_0 would be if the average over [t - span, t] went on to 0.
+        """
         require_count("m", m)
         t = row_times(t, xt)
         if self.noise_shape is None:
-            draws = self.to_x0(self(xt, t, None, cond), xt, t)
+            draws = self.to_x0(self(xt, t, None, cond, span), xt, t)
             return draws.expand(-1, m, *draws.shape[2:])
         xi = randn((len(xt), m, *self.noise_shape), generator=generator, like=xt)
-        return self.to_x0(self(xt, t, xi, cond), xt, t)
+        return self.to_x0(self(xt, t, xi, cond, span), xt, t)
 
     def to_x0(self, output: Tensor, xt: Tensor, t: Tensor) -> Tensor:
         """The x_0 that a prediction (n, m, *event) stands for."""

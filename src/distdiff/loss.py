@@ -90,6 +90,14 @@ class Loss(ABC):
         """Neighbouring data points that share a time."""
         return 1
 
+    def spread(self, u: Tensor) -> Tensor:
+        """Times within [0, 1] for uniform numbers, which they are by default."""
+        return u
+
+    def noise(self, x0: Tensor, generator: torch.Generator | None) -> Tensor:
+        """The z of each data point."""
+        return randn(x0.shape, generator=generator, like=x0)
+
     @abstractmethod
     def values(self, denoiser: Any, batch: Batch, generator: torch.Generator | None) -> Tensor:
         """The loss of each data point, (n,), before weighting."""
@@ -102,16 +110,17 @@ class Loss(ABC):
         generator: torch.Generator | None = None,
         t: Tensor | None = None,
     ) -> Tensor:
-        """Weighted loss (n,) of data x0 (n, *event). Times, (n / group,), are uniform unless given."""
+        """Weighted loss (n,) of data x0 (n, *event). Times, (n / group,), are drawn unless given."""
         count, rest = divmod(len(x0), self.group)
         require(rest == 0, "batch size", len(x0), f"a multiple of m = {self.group}")
         if t is None:
             low, high = safe_interval(denoiser)
             like = x0.new_empty(0, dtype=torch.promote_types(x0.dtype, torch.float32))
-            t = low + (high - low) * rand((len(x0),), generator=generator, like=like)[:: self.group]
+            u = rand((len(x0),), generator=generator, like=like)[:: self.group]
+            t = low + (high - low) * self.spread(u)
         require(t.shape == (count,), "t", tuple(t.shape), f"of shape ({count},)")
         t = t.repeat_interleave(self.group) if self.group > 1 else t
-        z = randn(x0.shape, generator=generator, like=x0)
+        z = self.noise(x0, generator)
         batch = Batch(x0, z, add_noise(denoiser.schedule, x0, t, z), t, cond)
         return self.weighting(denoiser.schedule, t) * self.values(denoiser, batch, generator)
 

@@ -6,6 +6,9 @@ posterior and a grid that starts where x_t is pure noise, the result has the dat
 and any churn, a single step included; with a posterior *mean* (a classical diffusion model) only as the grid becomes
 fine.
 
+A network of average velocities (`distdiff.peer.mean_flow`) is asked, at churn 0, for the average over the step, which
+makes the deterministic step MeanFlow's; at other churns it is a classical model.
+
 Sample i depends on its seed alone (see `distdiff.random`): neither the batch it is in nor the device matter, up to
 rounding in the network.
 """
@@ -144,6 +147,7 @@ class _Plan:
         require(listed and all(is_whole(k) and k >= 0 for k in shape), "shape", shape, "(n, *event), of whole numbers")
         require_between("churn", churn, 0, 1)
         self.churn = churn
+        self.averages = churn == 0 and getattr(denoiser, "spans", False)
         if steps is None:
             require(not isinstance(grid, str), "steps", steps, "given unless grid lists the times")
             steps = len(grid) - 1
@@ -176,8 +180,9 @@ class _Plan:
         cond = _rows(cond, first, last)
         for index, move in enumerate(self.moves):
             t, s = self.times[index : index + 2]
+            span = {"span": self.scalar(t - s)} if self.averages else {}
             with self.guard():
-                x0 = self.denoiser.draw(xt, self.scalar(t), 1, cond, generator)[:, 0]
+                x0 = self.denoiser.draw(xt, self.scalar(t), 1, cond, generator, **span)[:, 0]
             z = randn(xt.shape, generator=generator, like=xt) if s > 0 and self.churn > 0 else None
             xs = move(xt, x0, z).to(self.dtype)
             yield Step(index, len(self.moves), t, s, xt, x0, xs)

@@ -94,8 +94,8 @@ class DistributionalPipeline(DiffusionPipeline):
         config = self.scheduler.config
         return PretrainedUNet(self.unet, scale=config.timestep_scale, shift=config.timestep_shift)
 
-    def _predict(self, x: Tensor, t: float, cond: Tensor | None, noise: SampleGenerator) -> Tensor:
-        """The network's output at one time, through its own forward pass."""
+    def _predict(self, x: Tensor, t: float, s: float, cond: Tensor | None, noise: SampleGenerator) -> Tensor:
+        """The network's output for the step from t to s, through its own forward pass."""
         safety, wide = self.scheduler.config.safety, torch.promote_types(x.dtype, torch.float32)
         time = torch.tensor(t, device=x.device, dtype=wide).clamp(safety, 1 - safety)
         takes_noise = self.unet.config.noise_channels if self.ours else self._adapted().noise_channels
@@ -103,7 +103,8 @@ class DistributionalPipeline(DiffusionPipeline):
         if not self.ours:
             return self._adapted()(x, time, xi, cond)[:, 0]
         xi = None if xi is None else xi[:, 0]
-        return self.unet(x, time, noise=xi, class_labels=cond, return_dict=False)[0]
+        span = {"span": t - s} if self.unet.config.get("spans") and self.scheduler.churn == 0 else {}
+        return self.unet(x, time, noise=xi, class_labels=cond, return_dict=False, **span)[0]
 
     @property
     def sample_shape(self) -> tuple[int, int, int]:
@@ -205,7 +206,7 @@ class DistributionalPipeline(DiffusionPipeline):
         x = self.scheduler.init_noise_sigma * randn((batch_size, *self.sample_shape), generator=noise, like=like)
         self.unet.eval()
         for index, t in enumerate(self.progress_bar(self.scheduler.times[:-1])):
-            output = self._predict(x, t, cond, noise)
+            output = self._predict(x, t, self.scheduler.times[index + 1], cond, noise)
             x, x0 = self.scheduler.step(output, t, x, generator=noise, return_dict=False)
             if callback_on_step_end is not None:
                 known = {"latents": x, "pred_original_sample": x0}

@@ -36,6 +36,7 @@ class DistributionalUNet(ModelMixin, ConfigMixin):
         noise_channels: int = 0,
         branch_at: int = 0,
         patch: int = 1,
+        spans: bool = False,
     ) -> None:
         super().__init__()
         self.network = UNet(
@@ -51,6 +52,7 @@ class DistributionalUNet(ModelMixin, ConfigMixin):
             noise_channels=noise_channels,
             branch_at=branch_at,
             patch=patch,
+            spans=spans,
         )
 
     def forward(
@@ -61,20 +63,28 @@ class DistributionalUNet(ModelMixin, ConfigMixin):
         class_labels: Tensor | None = None,
         generator: torch.Generator | None = None,
         return_dict: bool = True,
+        span: float | Tensor | None = None,
     ) -> UNet2DOutput | tuple[Tensor]:
-        """One draw a sample (n, c, h, w) at times in [0, 1]. Noise (n, c, h, w) is drawn where it is not given."""
+        """One draw a sample (n, c, h, w) at times in [0, 1]. Noise (n, c, h, w) is drawn where it is not given.
+
+        A network with spans predicts the average over [timestep - span, timestep].
+        """
         channels = self.network.noise_channels
         if channels and noise is None:
             noise = randn((len(sample), channels, *sample.shape[2:]), generator=generator, like=sample)
         require(bool(channels) or noise is None, "noise", "given", "None for a classical network")
-        time = torch.as_tensor(timestep, device=sample.device, dtype=torch.promote_types(sample.dtype, torch.float32))
-        output = self.network(sample, time, None if noise is None else noise[:, None], class_labels)[:, 0]
+        wide = torch.promote_types(sample.dtype, torch.float32)
+        time, span = (
+            None if value is None else torch.as_tensor(value, device=sample.device, dtype=wide)
+            for value in (timestep, span)
+        )
+        output = self.network(sample, time, None if noise is None else noise[:, None], class_labels, span)[:, 0]
         return UNet2DOutput(sample=output) if return_dict else (output,)
 
 
 def settings_of(config: Any, *, size: int, channels: int, classes: int, attributes: int) -> dict[str, Any]:
     """The arguments of a `DistributionalUNet` for the network section of a run's configuration."""
-    shared = ("width", "multipliers", "blocks", "attention", "heads", "dropout", "branch_at", "patch")
+    shared = ("width", "multipliers", "blocks", "attention", "heads", "dropout", "branch_at", "patch", "spans")
     return {name: getattr(config, name) for name in shared} | {
         "sample_size": size,
         "channels": channels,

@@ -1,4 +1,4 @@
-"""Sinusoidal embedding of time."""
+"""Sinusoidal embedding of times, and of spans of time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from torch import Tensor, nn
 
 from .._check import require
 
-__all__ = ["Sinusoidal"]
+__all__ = ["Sinusoidal", "require_span"]
+
+
+def require_span(spans: bool, span: Tensor | None) -> None:
+    """A network without an input for spans must not be given one."""
+    require(spans or span is None, "span", "given", "None for a network without spans")
 
 
 class Sinusoidal(nn.Module):

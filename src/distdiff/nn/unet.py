@@ -3,8 +3,9 @@ r"""The paper's U-Net for images, with a population axis and an optional late fo
 Each level holds `blocks` residual blocks: adaptive RMSNorm, 3x3 convolution, GELU, dropout, 3x3 convolution, added to
 the block's input (through a 1x1 convolution where widths differ). Multi-head attention follows the blocks of the levels
 listed in `attention`, and sits between two blocks in the bottleneck. Time goes through a sinusoidal embedding and an
-MLP; a class (embedding matrix) or a vector of attributes (linear) is added to it, and the sum gives scale and bias of
-every norm. The decoder's blocks see the encoder's outputs of the same level beside their input.
+MLP; a class (embedding matrix) or a vector of attributes (linear) is added to it, and so is, in a network of average
+velocities (`spans`; see `distdiff.peer.mean_flow`), an embedding of the span that the average is over. The sum gives
+scale and bias of every norm. The decoder's blocks see the encoder's outputs of the same level beside their input.
 
 The noise :math:`\xi` has the shape of the image. With `branch_at` 0 it is concatenated with :math:`x_t` on the channels
 and the output has twice the channels, the first half of which is dropped, as in the paper: the whole network runs for
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .._check import is_number, require, require_count
-from .embedding import Sinusoidal
+from .embedding import Sinusoidal, require_span
 
 __all__ = ["UNet"]
 
@@ -46,6 +47,7 @@ class UNet(nn.Module):
         noise_channels: channels of xi; 0 for a classical model.
         branch_at: 0, or the residual block of the decoder in which the population forks.
         patch: side of the pixel blocks taken as channels.
+        spans: whether the network takes a span of time.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class UNet(nn.Module):
         noise_channels: int = 0,
         branch_at: int = 0,
         patch: int = 1,
+        spans: bool = False,
     ) -> None:
         super().__init__()
         counts = {"channels": channels, "width": width, "blocks": blocks, "heads": heads, "patch": patch}
@@ -82,10 +85,10 @@ class UNet(nn.Module):
         require(not wrong, "heads", heads, f"a divisor of the widths with attention, {wrong}")
 
         self.channels, self.noise_channels, self.branch_at, self.patch = channels, noise_channels, branch_at, patch
-        self.dropout, self.classes, self.attributes = dropout, classes, attributes
+        self.dropout, self.classes, self.attributes, self.spans = dropout, classes, attributes, spans
         inner = channels * patch**2
         cond = 4 * width
-        self.time = nn.Sequential(Sinusoidal(width), nn.Linear(width, cond), nn.GELU(), nn.Linear(cond, cond))
+        self.time = _embedding(width, cond)
         self.label = nn.Embedding(classes, cond) if classes else nn.Linear(attributes, cond) if attributes else None
         self.input = nn.Conv2d(inner, width, 3, padding=1)
 
@@ -116,9 +119,16 @@ class UNet(nn.Module):
             if branch_at
             else None
         )
+        self.span = _embedding(width, cond) if spans else None
 
-    def forward(self, xt: Tensor, t: Tensor, xi: Tensor | None = None, cond: Any = None) -> Tensor:
-        """xt (n, c, h, w), t () or (n,), xi (n, m, c, h, w) or None, and labels or None to (n, m or 1, c, h, w)."""
+    def forward(
+        self, xt: Tensor, t: Tensor, xi: Tensor | None = None, cond: Any = None, span: Tensor | None = None
+    ) -> Tensor:
+        """xt (n, c, h, w), t () or (n,), xi (n, m, c, h, w) or None, and labels or None to (n, m or 1, c, h, w).
+
+        A network with spans takes one for each t; None stands for 0.
+        """
+        require_span(self.spans, span)
         require(
             (xi is None) == (self.noise is None), "xi", None if xi is None else tuple(xi.shape), self._noise_shape()
         )
@@ -126,7 +136,7 @@ class UNet(nn.Module):
             xt = functional.pixel_unshuffle(xt, self.patch)
             xi = None if xi is None else functional.pixel_unshuffle(xi, self.patch)
         h = self.input(xt)
-        state = Population(self._embed(t, cond, len(xt)))
+        state = Population(self._embed(t, span, cond, len(xt)))
         if xi is not None and not self.branch_at:
             noise, state = self._noise(xi, state, h.shape[-2:])
             h = fork(h, noise)
@@ -156,10 +166,13 @@ class UNet(nn.Module):
     def _noise_shape(self) -> str:
         return "noise (n, m, c, h, w)" if self.noise is not None else "None for a network without noise"
 
-    def _embed(self, t: Tensor, cond: Any, count: int) -> Tensor:
+    def _embed(self, t: Tensor, span: Tensor | None, cond: Any, count: int) -> Tensor:
         """The conditioning vector of each image, (n, k), or (1, k) where one time and no label serve all."""
         weight = self.time[1].weight
         embedding = self.time[1:](self.time[0](t.reshape(-1)).to(weight.dtype))
+        if self.span is not None:
+            span = torch.zeros_like(t) if span is None else span
+            embedding = embedding + self.span[1:](self.span[0](span.reshape(-1)).to(weight.dtype))
         if self.label is None:
             return embedding
         require(isinstance(cond, Tensor), "cond", cond, "the label of each image")
@@ -181,6 +194,10 @@ class UNet(nn.Module):
         pixels = functional.pixel_shuffle(flat, self.patch) if self.patch > 1 else flat
         vector = self.noise_embed(_pool(pixels, (NOISE_GRID, NOISE_GRID)).flatten(1))
         return noise, Population(state.cond.expand(n, -1).repeat_interleave(m, 0) + vector)
+
+
+def _embedding(width: int, cond: int) -> nn.Sequential:
+    return nn.Sequential(Sinusoidal(width), nn.Linear(width, cond), nn.GELU(), nn.Linear(cond, cond))
 
 
 def fork(h: Tensor, noise: Tensor) -> Tensor:

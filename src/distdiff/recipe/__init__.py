@@ -3,7 +3,7 @@
 from .closed import GAUSSIAN, SNR, GaussianStudy, SnrStudy
 from .config import SCALES, AutoencoderRun, ImageRun, PointsRun, RunConfig
 from .image import AUTOENCODER, COMPLEXITY, IMAGE_DEMO, IMAGE_STUDIES, IMAGES, ComplexityStudy, ImageStudy
-from .points import STUDIES, PointStudy
+from .points import POINT_PEERS, STUDIES, PointStudy
 
 __all__ = [
     "AUTOENCODER",
@@ -12,6 +12,7 @@ __all__ = [
     "IMAGES",
     "IMAGE_DEMO",
     "IMAGE_STUDIES",
+    "POINT_PEERS",
     "RECIPES",
     "SCALES",
     "SNR",
@@ -35,7 +36,7 @@ RECIPES: dict[str, dict[str, RunConfig]] = {
         for study in STUDIES
         for model in STUDIES[study]["paper"].models
     },
-    **{name: dict(scales) for name, scales in IMAGES.items()},
+    **{name: dict(scales) for name, scales in (POINT_PEERS | IMAGES).items()},
     "autoencoder": dict(AUTOENCODER),
 }
-"""Training runs: an experiment's name is its distributional model, a suffix its classical twins."""
+"""Training runs: an experiment's name is its distributional model, a suffix its classical twins and its peers."""

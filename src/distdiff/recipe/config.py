@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 __all__ = [
+    "FLOWS",
     "KINDS",
     "SCALES",
     "AutoencoderConfig",
@@ -32,6 +33,9 @@ SCALES = ("paper", "small", "smoke")
 
 Prediction = Literal["x0", "velocity", "noise", "v", "edm"]
 ScheduleName = Literal["flow", "cosine", "linear-beta"]
+
+FLOWS: tuple[Literal["ot-flow", "mean-flow"], ...] = ("ot-flow", "mean-flow")
+"""Losses whose models follow a flow: they are sampled without churn."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,8 @@ class MLPConfig:
     """Noise schedule."""
     safety: float = 1e-2
     """Times are kept in [safety, 1 - safety]."""
+    spans: bool = False
+    """Whether the network takes a span of time, for mean-flow."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,8 @@ class UNetConfig:
     """Noise schedule."""
     safety: float = 1e-2
     """Times are kept in [safety, 1 - safety]."""
+    spans: bool = False
+    """Whether the network takes a span of time, for mean-flow."""
 
 
 @dataclass(frozen=True)
@@ -132,8 +140,8 @@ class AutoencoderConfig:
 
 @dataclass(frozen=True)
 class LossConfig:
-    kind: Literal["conditional", "joint", "marginal", "regression"] = "conditional"
-    """conditional is the paper's; regression is classical diffusion."""
+    kind: Literal["conditional", "joint", "marginal", "regression", "ot-flow", "mean-flow"] = "conditional"
+    """conditional is the paper's; regression is classical diffusion; ot-flow and mean-flow are peers."""
     kernel: Literal["energy", "imq", "rbf", "exp"] = "energy"
     """Kernel of the score."""
     beta: float = 0.1
@@ -154,6 +162,12 @@ class LossConfig:
     """Weight of each time in the loss."""
     bias: float = 0.0
     """Bias of the sigmoid weighting."""
+    times: Literal["logit-normal", "uniform"] = "logit-normal"
+    """mean-flow: distribution of the two ends of a span."""
+    span_share: float = 0.25
+    """mean-flow: share of the data points with a span; the others train the velocity at a time."""
+    power: float = 1.0
+    """mean-flow: power p of the adaptive weight 1 / (error + 1e-3)**p; 0 for none."""
 
 
 @dataclass(frozen=True)

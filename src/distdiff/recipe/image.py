@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from .config import (
+    FLOWS,
     AutoencoderConfig,
     AutoencoderRun,
     EvaluationConfig,
@@ -72,6 +73,18 @@ def _classical(config: ImageRun) -> ImageRun:
         network=replace(config.network, noise=False, branch_at=0, prediction="velocity"),
         loss=replace(config.loss, kind="regression", lam=0.0, m=1, patches=()),
         evaluation=replace(config.evaluation, steps=100 if config.evaluation.steps == 10 else config.evaluation.steps),
+    )
+
+
+def _peer(config: ImageRun, kind: Literal["ot-flow", "mean-flow"]) -> ImageRun:
+    """A peer: the network, data, steps and batch of the classical twin, without churn."""
+    twin, averages = _classical(config), kind == "mean-flow"
+    return replace(
+        twin,
+        network=replace(twin.network, spans=averages),
+        loss=replace(twin.loss, kind=kind, weighting="none" if averages else twin.loss.weighting),
+        preview=replace(twin.preview, churn=0.0),
+        evaluation=replace(config.evaluation if averages else twin.evaluation, churn=0.0),
     )
 
 
@@ -142,8 +155,12 @@ IMAGES: dict[str, dict[str, ImageRun]] = {
     name + suffix: {scale: change(config) for scale, config in scales.items()}
     for name, scales in _DISTRIBUTIONAL.items()
     for suffix, change in (("", lambda config: config), ("-diffusion", _classical))
+} | {
+    f"{name}-{peer}": {scale: _peer(config, peer) for scale, config in _DISTRIBUTIONAL[name].items()}
+    for name in ("digits", "image")
+    for peer in FLOWS
 }
-"""Image runs by name and scale; each has a classical twin with the suffix -diffusion."""
+"""Image runs by name and scale; each has a classical twin with the suffix -diffusion, some have peers."""
 
 _AUTOENCODER = AutoencoderRun(
     steps=2_000_000,

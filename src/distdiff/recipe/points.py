@@ -9,11 +9,13 @@ sampling stands on (`benchmarks/weighting.py` measures it). `smoke` runs in seco
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
-from .config import PointsRun
+from .config import FLOWS, PointsRun
 
-__all__ = ["STUDIES", "PointStudy"]
+__all__ = ["POINT_PEERS", "STUDIES", "PointStudy"]
+
+Toy = Literal["mixture2d", "checkerboard"]
 
 PAPER = PointsRun()
 SMALL = replace(
@@ -61,13 +63,20 @@ class PointStudy:
     """Seed of the samples and of the held-out points."""
 
 
-def _models(base: PointsRun, data: Literal["mixture2d", "checkerboard"], *names: str) -> dict[str, PointsRun]:
+def _models(base: PointsRun, data: Toy, *names: str) -> dict[str, PointsRun]:
     base = replace(base, data=replace(base.data, name=data))
     classical = replace(base, network=replace(base.network, noise_dim=0, prediction="velocity"))
+    diffusion = replace(classical, loss=replace(base.loss, kind="regression", lam=0.0, m=1))
     known = {
         "distributional": base,
         "twin": replace(base, loss=replace(base.loss, beta=2.0, lam=0.0, weighting="sigmoid")),
-        "diffusion": replace(classical, loss=replace(base.loss, kind="regression", lam=0.0, m=1)),
+        "diffusion": diffusion,
+        "ot-flow": replace(diffusion, loss=replace(diffusion.loss, kind="ot-flow")),
+        "mean-flow": replace(
+            diffusion,
+            network=replace(diffusion.network, spans=True),
+            loss=replace(diffusion.loss, kind="mean-flow", weighting="none"),
+        ),
     }
     return {name: known[name] for name in names}
 
@@ -96,3 +105,12 @@ STUDIES: dict[str, dict[str, PointStudy]] = {
         "smoke": PointStudy(_models(SMOKE, "checkerboard", *_BOARD), (2, 5), points=128, repeats=2),
     },
 }
+
+POINT_PEERS: dict[str, dict[str, PointsRun]] = {
+    f"{data}-{peer}": {
+        scale: _models(base, data, peer)[peer] for scale, base in (("paper", PAPER), ("small", SMALL), ("smoke", SMOKE))
+    }
+    for data in get_args(Toy)
+    for peer in FLOWS
+}
+"""Peers on the same data, network, steps, batch and learning rate as the classical model of a study."""

@@ -14,9 +14,10 @@ from .._check import (
 )
 from ..kernel import RBF, Energy, Exponential, InverseMultiquadric, Kernel, median_distance
 from ..loss import ConditionalLoss, JointLoss, Loss, MarginalLoss, NoWeighting, RegressionLoss, Sigmoid, Weighting
-from ..recipe.config import LossConfig, OptimConfig, RunConfig
+from ..peer import MeanFlowLoss, OTFlowLoss
+from ..recipe.config import LossConfig, MLPConfig, OptimConfig, RunConfig, UNetConfig
 
-__all__ = ["build_loss", "check_fit", "check_run", "pick_device"]
+__all__ = ["POPULATION_LOSSES", "build_loss", "check_fit", "check_run", "pick_device"]
 
 POPULATION_LOSSES = {"conditional": ConditionalLoss, "joint": JointLoss, "marginal": MarginalLoss}
 
@@ -48,14 +49,22 @@ def _check_optim(optim: OptimConfig) -> None:
         require(0 <= value < 1, name, value, "in [0, 1)")
 
 
-def check_fit(loss: LossConfig, batch_size: int, noise_name: str, noise: int | bool) -> None:
-    """Whether a loss fits a network that has noise (or not) and a batch."""
-    if loss.kind == "regression":
-        require(not noise, noise_name, noise, f"{type(noise)(0)} for a regression")
+def check_fit(loss: LossConfig, batch_size: int, network: MLPConfig | UNetConfig) -> None:
+    """Whether a loss fits a network and a batch."""
+    points = isinstance(network, MLPConfig)
+    noise: int | bool = network.noise_dim if isinstance(network, MLPConfig) else network.noise
+    noise_name = f"network.{'noise_dim' if points else 'noise'}"
+    if loss.kind not in POPULATION_LOSSES:
+        require(not noise, noise_name, noise, f"{type(noise)(0)} for a {loss.kind}")
     elif loss.lam > 0:
         require(bool(noise), noise_name, noise, "given" if noise is False else "a whole number of at least 1")
     if loss.kind in ("joint", "marginal"):
         require(batch_size % loss.m == 0, "batch_size", batch_size, f"a multiple of loss.m = {loss.m}")
+    averages = loss.kind == "mean-flow"
+    require(network.spans == averages, "network.spans", network.spans, f"{averages} for loss.kind = {loss.kind}")
+    if averages:
+        require(network.prediction == "velocity", "network.prediction", network.prediction, "velocity for mean-flow")
+        require(network.schedule == "flow", "network.schedule", network.schedule, "flow for mean-flow")
 
 
 def pick_device(name: str) -> torch.device:
@@ -75,6 +84,10 @@ def build_loss(config: LossConfig, data: Tensor) -> Loss:
     weighting: Weighting = NoWeighting() if config.weighting == "none" else Sigmoid(config.bias)
     if config.kind == "regression":
         return RegressionLoss(weighting=weighting)
+    if config.kind == "ot-flow":
+        return OTFlowLoss(weighting=weighting)
+    if config.kind == "mean-flow":
+        return MeanFlowLoss(weighting=weighting, times=config.times, span_share=config.span_share, power=config.power)
     kind, more = POPULATION_LOSSES[config.kind], {}
     if config.patches:
         require(

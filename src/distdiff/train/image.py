@@ -23,7 +23,7 @@ from ..picture import grid
 from ..random import rand, stream
 from ..recipe.config import ImageData, ImageRun
 from ..sample import sample
-from .build import build_loss, check_fit, check_run
+from .build import POPULATION_LOSSES, build_loss, check_fit, check_run
 from .folder import RunFolder
 from .pretrained import build_network
 from .task import DenoiserObjective, Phase, Task, seeded
@@ -126,7 +126,9 @@ class ImageTask(PictureTask):
     def __init__(self, config: ImageRun) -> None:
         check_run(config)
         build_loss(config.loss, torch.eye(2))
-        check_fit(config.loss, config.batch_size, "network.noise", config.network.noise)
+        check_fit(config.loss, config.batch_size, config.network)
+        fresh = config.init is None or config.loss.kind != "mean-flow"
+        require(fresh, "init", config.init, "left out for mean-flow, whose network takes spans")
         for name, look in (("preview", config.preview), ("evaluation", config.evaluation)):
             require_count(f"{name}.every", look.every, least=0)
             require_count(f"{name}.n", look.n, least=2)
@@ -170,7 +172,7 @@ class ImageTask(PictureTask):
 
     def _for_median(self) -> Tensor:
         """Data for the kernels that take their width from it, as the paper: up to 100 batches of 512."""
-        if self.config.loss.kernel not in ("rbf", "exp") or self.config.loss.kind == "regression":
+        if self.config.loss.kernel not in ("rbf", "exp") or self.config.loss.kind not in POPULATION_LOSSES:
             return torch.eye(2)
         pixels = self.some(100 * 512, "median", self.config.seed)[0]
         return torch.cat([self.encode(to_float(part)) for part in pixels.split(512)])

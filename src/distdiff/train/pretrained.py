@@ -24,7 +24,7 @@ from ..hub.scheduler import DistributionalScheduler
 from ..hub.unet import DistributionalUNet, settings_of
 from ..nn.pretrained import widen
 from ..nn.unet import UNet
-from ..recipe.config import ImageRun
+from ..recipe.config import FLOWS, ImageRun
 from .folder import RunFolder
 
 __all__ = ["Built", "build_network"]
@@ -66,7 +66,8 @@ def build_network(config: ImageRun, shape: Sequence[int], images: ImageSet) -> B
 
 def _scheduler(config: ImageRun) -> DistributionalScheduler:
     network = config.network
-    return DistributionalScheduler(network.schedule, network.prediction, network.safety)
+    churn = 0.0 if config.loss.kind in FLOWS else 1.0
+    return DistributionalScheduler(network.schedule, network.prediction, network.safety, churn)
 
 
 def _new(config: ImageRun, shape: Sequence[int], images: ImageSet) -> DistributionalUNet:

@@ -122,7 +122,7 @@ class PointsTask(Task):
         build_loss(config.loss, torch.eye(2))
         with seeded(config.seed, "weights"):
             self.model: Denoiser = build_denoiser(config.network)
-        check_fit(config.loss, config.batch_size, "network.noise_dim", config.network.noise_dim)
+        check_fit(config.loss, config.batch_size, config.network)
         self.config: PointsRun = config
         self.data = build_data(config.data)
         self.length = len(self.data)
@@ -148,7 +148,14 @@ def build_data(data: PointData) -> Tensor:
 
 
 def build_denoiser(config: MLPConfig) -> Denoiser:
-    network = MLP(2, noise_dim=config.noise_dim, width=config.width, depth=config.depth, time_width=config.time_width)
+    network = MLP(
+        2,
+        noise_dim=config.noise_dim,
+        width=config.width,
+        depth=config.depth,
+        time_width=config.time_width,
+        spans=config.spans,
+    )
     return Denoiser(
         network,
         schedule=named_schedule(config.schedule),
