@@ -12,6 +12,7 @@ from .._check import (
     require_positive,
     require_seed,
 )
+from ..baseline.distill import MomentMatching
 from ..kernel import RBF, Energy, Exponential, InverseMultiquadric, Kernel, median_distance
 from ..loss import ConditionalLoss, JointLoss, Loss, MarginalLoss, NoWeighting, RegressionLoss, Sigmoid, Weighting
 from ..recipe.config import LossConfig, OptimConfig, RunConfig
@@ -48,10 +49,14 @@ def _check_optim(optim: OptimConfig) -> None:
         require(0 <= value < 1, name, value, "in [0, 1)")
 
 
-def check_fit(loss: LossConfig, batch_size: int, noise_name: str, noise: int | bool) -> None:
-    """Whether a loss fits a network that has noise (or not) and a batch."""
-    if loss.kind == "regression":
-        require(not noise, noise_name, noise, f"{type(noise)(0)} for a regression")
+def check_fit(loss: LossConfig, batch_size: int, noise_name: str, noise: int | bool, init: str | None = None) -> None:
+    """Whether a loss fits a network that has noise (or not), a batch and what the network starts from."""
+    if loss.kind in ("regression", "moment-matching"):
+        require(not noise, noise_name, noise, f"{type(noise)(0)} for a loss of kind {loss.kind}")
+        distilled = loss.kind == "moment-matching"
+        require(
+            not (distilled and init is None), "init", init, "the run of a teacher for a loss of kind moment-matching"
+        )
     elif loss.lam > 0:
         require(bool(noise), noise_name, noise, "given" if noise is False else "a whole number of at least 1")
     if loss.kind in ("joint", "marginal"):
@@ -70,11 +75,13 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def build_loss(config: LossConfig, data: Tensor) -> Loss:
+def build_loss(config: LossConfig, data: Tensor) -> Loss | MomentMatching:
     """The loss; kernels that take their width from the data measure it on `data` (n, *event), in batches of 512."""
     weighting: Weighting = NoWeighting() if config.weighting == "none" else Sigmoid(config.bias)
     if config.kind == "regression":
         return RegressionLoss(weighting=weighting)
+    if config.kind == "moment-matching":
+        return MomentMatching(k=config.k, weighting=weighting)
     kind, more = POPULATION_LOSSES[config.kind], {}
     if config.patches:
         require(

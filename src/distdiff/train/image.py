@@ -26,7 +26,7 @@ from ..sample import sample
 from .build import build_loss, check_fit, check_run
 from .folder import RunFolder
 from .pretrained import build_network
-from .task import DenoiserObjective, Phase, Task, seeded
+from .task import Phase, Task, denoiser_modules, denoiser_phases, seeded
 
 __all__ = ["ImageTask", "PictureTask", "held_out", "image_config", "read_images"]
 
@@ -126,7 +126,7 @@ class ImageTask(PictureTask):
     def __init__(self, config: ImageRun) -> None:
         check_run(config)
         build_loss(config.loss, torch.eye(2))
-        check_fit(config.loss, config.batch_size, "network.noise", config.network.noise)
+        check_fit(config.loss, config.batch_size, "network.noise", config.network.noise, config.init)
         for name, look in (("preview", config.preview), ("evaluation", config.evaluation)):
             require_count(f"{name}.every", look.every, least=0)
             require_count(f"{name}.n", look.n, least=2)
@@ -146,7 +146,7 @@ class ImageTask(PictureTask):
             self.built = build_network(config, self.shape, self.images)
         self.model: Denoiser = self.built.denoiser
         self.loss = build_loss(config.loss, self._for_median())
-        self.modules = {"model": self.model}
+        self.modules = denoiser_modules(self.model, self.loss)
         self.reference: Any = None
 
     @staticmethod
@@ -170,13 +170,13 @@ class ImageTask(PictureTask):
 
     def _for_median(self) -> Tensor:
         """Data for the kernels that take their width from it, as the paper: up to 100 batches of 512."""
-        if self.config.loss.kernel not in ("rbf", "exp") or self.config.loss.kind == "regression":
+        if self.config.loss.kernel not in ("rbf", "exp") or self.config.loss.kind in ("regression", "moment-matching"):
             return torch.eye(2)
         pixels = self.some(100 * 512, "median", self.config.seed)[0]
         return torch.cat([self.encode(to_float(part)) for part in pixels.split(512)])
 
     def phases(self) -> list[Phase]:
-        return [Phase("loss", DenoiserObjective(self.model, self.loss), list(self.model.parameters()))]
+        return denoiser_phases(self.modules, self.loss)
 
     def prepare(self, batch: Any, device: torch.device, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
         x, cond = super().prepare(batch, device, generator)
