@@ -121,7 +121,7 @@ BAD = [
     ("train mixture2d --steps 0", "steps must be a whole number of at least 1, got 0"),
     ("train mixture2d --optim.lr -1", "optim.lr must be a positive finite number, got -1.0"),
     ("train mixture2d --optim.ema 1", "optim.ema must be in [0, 1), got 1.0"),
-    ("train mixture2d --loss.kind regression", "network.noise_dim must be 0 for a regression, got 2"),
+    ("train mixture2d --loss.kind regression", "network.noise_dim must be 0 for a loss of kind regression, got 2"),
     ("train mixture2d --network.noise-dim 0", "network.noise_dim must be a whole number of at least 1, got 0"),
     ("train mixture2d --network.safety 0.9", "safety must be in [0, 0.5), got 0.9"),
     ("train mixture2d --loss.kind joint --batch-size 33", "batch_size must be a multiple of loss.m = 32, got 33"),

@@ -380,7 +380,7 @@ class TestBlocks:
         ({"network": {"patch": 3}}, "network.patch must be a divisor of 8, got 3"),
         ({"network": {"branch_at": 9}}, "branch_at must be 0, or a block of the decoder, 1 to 2, got 9"),
         ({"network": {"noise": False}}, "network.noise must be given, got False"),
-        ({"loss": {"kind": "regression"}}, "network.noise must be False for a regression, got True"),
+        ({"loss": {"kind": "regression"}}, "network.noise must be False for a loss of kind regression, got True"),
         ({"loss": {"lam": 2.0}}, r"lam must be in \[0, 1\]"),
         ({"data": {"source": "nowhere-at-all"}}, "nowhere-at-all"),
         ({"data": {"split": "night"}}, "night"),

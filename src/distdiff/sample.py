@@ -32,7 +32,7 @@ from .row_wise import RowWise
 from .schedule import SAFETY, as_time, time_grid
 from .transition import Transition, transition
 
-__all__ = ["Step", "Trajectory", "sample", "sample_trajectory"]
+__all__ = ["Plan", "Step", "Trajectory", "rows_of", "sample", "sample_trajectory"]
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def sample(
         device, dtype: those of the denoiser's parameters by default.
         callback: called after each step of each batch.
     """
-    plan = _Plan(denoiser, shape, steps, churn, grid, seed, device, dtype)
+    plan = Plan(denoiser, shape, steps, churn, grid, seed, device, dtype)
     size = plan.count if batch_size is None else batch_size
     require_count("batch_size", size, least=0 if plan.count == 0 else 1)
     done = [plan.start(0, 0)[0]]
@@ -129,8 +129,8 @@ def sample_trajectory(denoiser: Draws, shape: Sequence[int], steps: int | None =
     return Trajectory(torch.tensor(times, dtype=torch.float64), torch.stack(states), torch.stack(draws))
 
 
-class _Plan:
-    """Checked arguments of a run, before any work is done."""
+class Plan:
+    """Checked arguments of a run, before any work is done; what all samplers share."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class _Plan:
     @torch.no_grad()
     def run(self, first: int, last: int, cond: Any) -> Iterator[Step]:
         xt, generator = self.start(first, last)
-        cond = _rows(cond, first, last)
+        cond = rows_of(cond, first, last)
         for index, move in enumerate(self.moves):
             t, s = self.times[index : index + 2]
             span = {"span": self.scalar(t - s)} if self.averages else {}
@@ -200,7 +200,8 @@ def _seeds(seed: Any, count: int) -> Tensor:
     return SampleGenerator(seed).seeds
 
 
-def _rows(cond: Any, first: int, last: int) -> Any:
+def rows_of(cond: Any, first: int, last: int) -> Any:
+    """The conditioning of some rows: tensors, and the values of a dict, are split along their first axis."""
     if isinstance(cond, Tensor):
         return cond[first:last] if cond.ndim else cond
-    return {key: _rows(value, first, last) for key, value in cond.items()} if isinstance(cond, dict) else cond
+    return {key: rows_of(value, first, last) for key, value in cond.items()} if isinstance(cond, dict) else cond

@@ -1,5 +1,7 @@
-"""What classical diffusion models are sampled with elsewhere."""
+"""What people use instead: samplers of classical diffusion models, and distillation."""
 
+from .distill import MomentMatching
 from .dpm import sample_dpm
+from .samplers import SAMPLERS, sample_with
 
-__all__ = ["sample_dpm"]
+__all__ = ["SAMPLERS", "MomentMatching", "sample_dpm", "sample_with"]

@@ -9,55 +9,62 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._check import require, require_choice
-from ..denoiser import Denoiser, safe_interval
-from ..random import SampleGenerator, randn
-from ..schedule import SAFETY, FlowMatching, time_grid
+from ..denoiser import Draws
+from ..random import randn
+from ..sample import Plan, Step
+from ..schedule import FlowMatching
 
-__all__ = ["sample_dpm"]
+__all__ = ["require_flow", "sample_dpm"]
 
 ALGORITHMS = {"dpm++": "dpmsolver++", "sde-dpm++": "sde-dpmsolver++"}
 
 
+def require_flow(denoiser: Draws) -> None:
+    """DPM-Solver++ is for flow matching alone here."""
+    require(
+        isinstance(denoiser.schedule, FlowMatching), "schedule", denoiser.schedule, "flow matching for DPM-Solver++"
+    )
+
+
 @torch.no_grad()
 def sample_dpm(
-    denoiser: Denoiser,
+    denoiser: Draws,
     shape: Sequence[int],
     steps: int,
-    algorithm: Literal["dpm++", "sde-dpm++"] = "dpm++",
-    grid: str = "uniform",
-    seed: int = 0,
+    algorithm: str = "dpm++",
+    grid: str | Sequence[float] | Tensor = "uniform",
+    seed: int | Sequence[int] | Tensor = 0,
     *,
     cond: Any = None,
-    callback: Callable[[int], object] | None = None,
+    callback: Callable[[Step], object] | None = None,
 ) -> Tensor:
-    """Samples (n, *event); sample i uses seed + i. `callback` is called after each step with its index."""
+    """Samples (n, *event); sample i uses seed + i. `callback` is called after each step."""
     from diffusers import DPMSolverMultistepScheduler
 
     require_choice("algorithm", algorithm, ALGORITHMS)
-    require(isinstance(denoiser.schedule, FlowMatching), "schedule", denoiser.schedule, "FlowMatching")
-    low, high = safe_interval(denoiser)
-    times = time_grid(denoiser.schedule, steps, grid, t_max=high, safety=low or SAFETY)
-    parameter = next(denoiser.parameters())
+    require_flow(denoiser)
+    plan = Plan(denoiser, shape, steps, 0.0, grid, seed, None, None)
+    times = torch.tensor(plan.times)
     scheduler = DPMSolverMultistepScheduler(
         prediction_type="sample", algorithm_type=ALGORITHMS[algorithm], use_flow_sigmas=True
     )
     scheduler.set_timesteps(steps)
-    scheduler.sigmas = times.float()
-    scheduler.timesteps = 1000 * times[:-1].float()
-    generator = SampleGenerator(range(seed, seed + shape[0]), parameter.device)
-    x = float(times[0]) * randn(shape, generator=generator, like=parameter)
-    for index, (t, s) in enumerate(pairwise(times.tolist())):
-        time = torch.tensor(t, device=x.device, dtype=torch.promote_types(x.dtype, torch.float32))
-        x0 = denoiser.draw(x, time, 1, cond, generator)[:, 0]
+    scheduler.sigmas = times
+    scheduler.timesteps = 1000 * times[:-1]
+    x, generator = plan.start(0, plan.count)
+    for index, (t, s) in enumerate(pairwise(plan.times)):
+        with plan.guard():
+            x0 = denoiser.draw(x, plan.scalar(t), 1, cond, generator)[:, 0]
         noisy = algorithm == "sde-dpm++" and s > 0
-        z = randn(shape, generator=generator, like=x) if noisy else torch.zeros_like(x)
-        x = scheduler.step(x0, scheduler.timesteps[index], x, variance_noise=z, return_dict=False)[0]
+        z = randn(x.shape, generator=generator, like=x) if noisy else torch.zeros_like(x)
+        xs = scheduler.step(x0, scheduler.timesteps[index], x, variance_noise=z, return_dict=False)[0].to(x.dtype)
         if callback is not None:
-            callback(index)
+            callback(Step(index, steps, t, s, x, x0, xs))
+        x = xs
     return x

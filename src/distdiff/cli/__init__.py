@@ -16,19 +16,21 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from .._check import BadArgument, require, require_choice
+from ..baseline.samplers import SAMPLERS
 from ..recipe import RECIPES, SCALES, AutoencoderRun, PointsRun, RunConfig
 from ..train import RunFolder
 
 __all__ = ["main"]
 
 Scale = Literal["paper", "small", "smoke"]
+SAMPLER_HELP = f"Any of {', '.join(SAMPLERS)}, with commas; only the first has churn, only it is for models with noise."
 
 HELP = f"""usage: distdiff COMMAND ... (distdiff COMMAND --help says more)
 
   train RECIPE        train a model into a run folder
   sample RUN          draw samples from a run folder
   posterior RUN IMAGE what a noisy picture could have been: draws, their mean, where they differ
-  evaluate RUN        FID and KID (or the fast fd) against steps, churn and sampler
+  evaluate RUN        FID and KID (or the fast fd; for points D_rho) against steps, churn and sampler
   reproduce NAME      run one of the paper's experiments: figures, numbers, a report
   demo                train a few-step model and its classical twin and compare them
 
@@ -64,8 +66,9 @@ class SampleArgs:
     """Denoising steps."""
     n: int | None = None
     """Samples; 4096 points or 64 pictures by default."""
+    sampler: Annotated[str, tyro.conf.arg(help=f"One of {', '.join(SAMPLERS)}.")] = "distributional"
     churn: float = 1.0
-    """1 for the ancestral step, 0 for the deterministic one."""
+    """Of the distributional sampler: 1 for the ancestral step, 0 for the deterministic one."""
     grid: Literal["uniform", "logsnr", "edm"] = "uniform"
     """Spacing of the times."""
     seed: int = 0
@@ -108,34 +111,38 @@ class PosteriorArgs:
 
 @dataclass(frozen=True)
 class EvaluateArgs:
-    """Score an image run: metrics.json, a table and a plot against the number of steps."""
+    """Score a run: metrics.json, a table and a plot against the number of steps.
+
+    Pictures are scored by FID and KID or the fast fd, points in the plane by D_rho; the floor stands beside the scores.
+    """
 
     run: tyro.conf.Positional[Path]
     """Run folder."""
     steps: str = "1,2,4,8,16,50"
     """Numbers of denoising steps."""
     churn: str = "0,0.5,1"
-    """Churns of the library's sampler."""
-    sampler: str = "distributional"
-    """distributional (with churn), dpm++, sde-dpm++; several with commas. The latter two are for classical models."""
-    metric: Literal["fid", "fd"] = "fid"
-    """FID on the 2015 Inception features, or the fast fd on those of a small classifier."""
-    n: int = 2048
-    """Samples a score."""
+    """Churns of the distributional sampler."""
+    sampler: Annotated[str, tyro.conf.arg(help=SAMPLER_HELP)] = "distributional"
+    metric: Literal["fid", "fd"] | None = None
+    """Pictures: FID on the 2015 Inception features (the default), or the fast fd on those of a small classifier."""
+    n: int | None = None
+    """Samples a score; 2048 pictures or 4096 points by default."""
+    repeats: int | None = None
+    """Points: sets of n samples scored, for a mean and its standard error; 4 by default."""
     reference: int | None = None
     """Real pictures compared with; all of the split by default."""
     split: str = "auto"
     """Split compared with: test, then validation, then the one trained on, by default."""
     screen: bool = True
-    """With fid and several churns: choose the churn by fd and compute FID for that one only."""
+    """With fid and several settings: choose one at each number of steps by fd and compute FID for that one only."""
     inception: str | None = None
     """File of FID's network, or torch-fidelity; the installed package's by default."""
     grid: Literal["uniform", "logsnr", "edm"] = "uniform"
     """Spacing of the times."""
     seed: int = 0
     """Sample i uses seed + i."""
-    batch_size: int = 256
-    """Samples drawn at once."""
+    batch_size: int | None = None
+    """Samples drawn at once; 256 pictures or a set of points by default."""
     device: str = "auto"
     """auto, cpu, cuda, mps, ..."""
     out: Path | None = None
@@ -182,15 +189,15 @@ def sample_command(argv: Sequence[str]) -> str:
     from .sample import draw_images, draw_points
 
     args = _parse(SampleArgs, argv, "sample")
-    points = (args.run / "config.json").is_file() and isinstance(RunFolder(args.run).read_config(), PointsRun)
-    options = {name: getattr(args, name) for name in ("steps", "churn", "grid", "seed", "batch_size", "device")}
-    if points:
+    shared = ("steps", "sampler", "churn", "grid", "seed", "batch_size", "device")
+    options = {name: getattr(args, name) for name in shared}
+    if _is_points(args.run):
         require(args.label is None, "label", args.label, "left out for points")
         require(not args.trajectory, "trajectory", args.trajectory, "left out for points")
-        n, out = args.n if args.n is not None else 4096, args.out or args.run / "samples"
+        n, out = _or(args.n, 4096), args.out or args.run / "samples"
         draw_points(args.run, out, n=n, **options)
         return f"{n} samples in {args.steps} steps. Look at {out / 'samples.png'}"
-    n, out = args.n if args.n is not None else 64, args.out or _beside(args.run, "samples")
+    n, out = _or(args.n, 64), args.out or _beside(args.run, "samples")
     draw_images(args.run, out, n=n, label=args.label, trajectory=args.trajectory, **options)
     return f"{n} pictures in {args.steps} steps. Look at {out / 'grid.png'}"
 
@@ -206,24 +213,40 @@ def posterior_command(argv: Sequence[str]) -> str:
 
 
 def evaluate_command(argv: Sequence[str]) -> str:
-    from .evaluate import evaluate_run
+    from .evaluate import evaluate_images_run, evaluate_points_run
 
     args = _parse(EvaluateArgs, argv, "evaluate")
     out = args.out or args.run / "evaluation"
-    shared = ("split", "device", "metric", "n", "seed", "grid", "batch_size", "screen", "inception")
-    evaluate_run(
-        args.run,
-        out,
-        steps=[int(value) for value in _numbers("steps", args.steps, int)],
-        churns=_numbers("churn", args.churn, float),
-        samplers=[name.strip() for name in args.sampler.split(",")],
-        n_reference=args.reference,
-        **{name: getattr(args, name) for name in shared},
-    )
+    options: dict[str, Any] = {name: getattr(args, name) for name in ("device", "seed", "grid")}
+    options |= {
+        "steps": _numbers("steps", args.steps, int),
+        "churns": _numbers("churn", args.churn, float),
+        "samplers": [name.strip() for name in args.sampler.split(",")],
+    }
+    if _is_points(args.run):
+        for name, given in {"metric": args.metric, "reference": args.reference, "inception": args.inception}.items():
+            require(given is None, name, given, "left out for points")
+        require(args.split == "auto", "split", args.split, "left out for points")
+        own = {"n": _or(args.n, 4096), "repeats": _or(args.repeats, 4), "batch_size": args.batch_size}
+        evaluate_points_run(args.run, out, **own, **options)
+    else:
+        require(args.repeats is None, "repeats", args.repeats, "left out for pictures")
+        own = {name: getattr(args, name) for name in ("split", "screen", "inception")}
+        own |= {"n": _or(args.n, 2048), "batch_size": _or(args.batch_size, 256), "n_reference": args.reference}
+        evaluate_images_run(args.run, out, metric=args.metric or "fid", **own, **options)
     return f"Done. Look at {out / 'scores.png'} and {out / 'metrics.json'}"
 
 
-def _numbers(name: str, text: str, kind: type) -> list[float]:
+def _is_points(run: Path) -> bool:
+    """Whether a run is of points; a folder without a configuration may be a pipeline of pictures."""
+    return (run / "config.json").is_file() and isinstance(RunFolder(run).read_config(), PointsRun)
+
+
+def _or(given: int | None, default: int) -> int:
+    return default if given is None else given
+
+
+def _numbers(name: str, text: str, kind: type) -> list[Any]:
     try:
         return [kind(word) for word in text.split(",")]
     except ValueError:

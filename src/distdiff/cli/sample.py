@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from .._check import require_between, require_count, require_seed
+from ..baseline.samplers import SAMPLERS, require_sampler, sample_with
 from ..data.toy import TOYS
 from ..figure import COLORS, canvas, save
 from ..progress import bar
 from ..random import stream
-from ..sample import Step, sample
+from ..sample import Step
 from ..train import load_denoiser
 from ..train.folder import make_folder
 
@@ -29,6 +30,7 @@ def draw_points(
     *,
     steps: int,
     n: int,
+    sampler: str = "distributional",
     churn: float = 1.0,
     grid: str = "uniform",
     seed: int = 0,
@@ -36,8 +38,9 @@ def draw_points(
     device: str = "auto",
 ) -> None:
     """Samples of a run into a folder: samples.npy, samples.png (and .pdf), samples.json with the settings."""
-    _check(steps, n, churn, seed, n if batch_size is None else batch_size)
+    own_churn = _check(steps, n, sampler, churn, seed, n if batch_size is None else batch_size)
     denoiser, config = load_denoiser(run, device)
+    require_sampler(sampler, denoiser)
     make_folder(out)
     batches = 1 if batch_size is None else -(-n // batch_size)
     with bar("sampling", steps * batches) as advance:
@@ -45,9 +48,11 @@ def draw_points(
         def callback(_: Step) -> None:
             advance()
 
-        x = sample(denoiser, (n, 2), steps, churn, grid, seed, batch_size=batch_size, callback=callback).cpu()
+        options: dict[str, Any] = {"batch_size": batch_size, "callback": callback}
+        x = sample_with(denoiser, (n, 2), steps, sampler, own_churn, grid, seed, **options).cpu()
     np.save(out / "samples.npy", x.numpy())
-    settings = {"run": str(run), "steps": steps, "n": n, "churn": churn, "grid": grid, "seed": seed}
+    settings = {"run": str(run), "steps": steps, "n": n, "sampler": sampler}
+    settings |= {"churn": own_churn, "grid": grid, "seed": seed}
     (out / "samples.json").write_text(json.dumps(settings, indent=2) + "\n")
     real = TOYS[config.data.name].sample(n, torch.Generator().manual_seed(stream(seed, "figure")))
     with canvas(1, 2, size=(4.0, 4.0), sharex=True, sharey=True) as (figure, panels):
@@ -64,6 +69,7 @@ def draw_images(
     *,
     steps: int,
     n: int,
+    sampler: str = "distributional",
     churn: float = 1.0,
     grid: str = "uniform",
     seed: int = 0,
@@ -79,8 +85,10 @@ def draw_images(
     from ..picture import grid as sheet
 
     size = min(n, 64) if batch_size is None else batch_size
-    _check(steps, n, churn, seed, size)
+    own_churn = _check(steps, n, sampler, churn, seed, size)
     pipe = load_pipeline(run, device)
+    denoiser = pipe.denoiser
+    require_sampler(sampler, denoiser)
     cond = pipe.condition(label, n)
     make_folder(out)
     for old in out.iterdir() if (out / "samples.json").exists() else ():
@@ -90,43 +98,37 @@ def draw_images(
     states: list[list[Tensor]] = [[] for _ in range(steps)]
     with bar("sampling", steps * -(-n // size)) as advance:
 
-        def callback(_: Any, index: int, __: float, tensors: dict[str, Tensor]) -> None:
+        def callback(step: Step) -> None:
             advance()
             if trajectory:
-                states[index].append(to_uint8(pipe.decode(tensors["pred_original_sample"])).cpu())
+                states[step.index].append(to_uint8(pipe.decode(step.x0)).cpu())
 
         for first in range(0, n, size):
             count = min(size, n - first)
             labels = None if cond is None else cond[first : first + count]
-            generator = torch.Generator().manual_seed(seed + first)
-            (latents,) = pipe(
-                count,
-                labels,
-                steps,
-                churn,
-                grid,
-                generator,
-                output_type="latent",
-                return_dict=False,
-                callback_on_step_end=callback,
-                callback_on_step_end_tensor_inputs=["pred_original_sample"],
-            )
+            options: dict[str, Any] = {"cond": labels, "callback": callback}
+            shape = (count, *pipe.sample_shape)
             with torch.no_grad():
-                made.append(to_uint8(pipe.decode(latents)).cpu())
+                x = sample_with(denoiser, shape, steps, sampler, own_churn, grid, seed + first, **options)
+                made.append(to_uint8(pipe.decode(x)).cpu())
     images = torch.cat(made)
     for index, image in enumerate(images):
         as_image(image).save(out / f"{index:06d}.png")
     sheet(images[:256]).save(out / "grid.png")
     if trajectory:
         save_animation([sheet(torch.cat(parts)[:64]) for parts in states], out / "trajectory.gif")
-    settings = {"run": str(run), "steps": steps, "n": n, "churn": churn, "grid": grid, "seed": seed, "label": label}
+    settings = {"run": str(run), "steps": steps, "n": n, "sampler": sampler}
+    settings |= {"churn": own_churn, "grid": grid, "seed": seed, "label": label}
     (out / "samples.json").write_text(json.dumps(settings, indent=2) + "\n")
 
 
-def _check(steps: int, n: int, churn: float, seed: int, batch_size: int) -> None:
+def _check(steps: int, n: int, sampler: str, churn: float, seed: int, batch_size: int) -> float | None:
+    """Raise the first thing wrong; the churn, for a sampler that takes one."""
     require_count("steps", steps)
     require_count("n", n)
     require_between("churn", churn, 0, 1)
     require_count("batch_size", batch_size)
     require_seed(seed)
     require_seed(seed + n - 1)
+    require_sampler(sampler)
+    return churn if SAMPLERS[sampler].churn else None

@@ -1,5 +1,6 @@
 """Measuring samples and posteriors."""
 
-from .points import Measurement, Reference, floor, measure, posterior_spread
+from .points import Measurement, Reference, evaluate_points, floor, measure, posterior_spread
+from .setting import Setting
 
-__all__ = ["Measurement", "Reference", "floor", "measure", "posterior_spread"]
+__all__ = ["Measurement", "Reference", "Setting", "evaluate_points", "floor", "measure", "posterior_spread"]

@@ -7,41 +7,30 @@ the one that the fast `fd` finds best at each number of steps, which also keeps 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from .._check import require, require_between, require_choice, require_count
-from ..baseline import sample_dpm
+from .._check import require, require_choice
+from ..baseline.samplers import require_sampler, sample_with
 from ..data.image import ImageSet, to_uint8
 from ..random import stream
-from ..sample import sample
 from .classifier import load_classifier, training_steps
 from .frechet import Reference, Score, floor
 from .inception import Extractor, load_inception
+from .setting import Setting, check, plan
 
-__all__ = ["SAMPLERS", "Entry", "Evaluation", "best_entries", "check", "evaluate"]
-
-SAMPLERS = ("distributional", "dpm++", "sde-dpm++")
-"""The library's own, with churn, and diffusers' solvers for classical models."""
+__all__ = ["Entry", "Evaluation", "best_entries", "evaluate"]
 
 
 @dataclass(frozen=True)
-class Entry:
+class Entry(Setting):
     """One row of a table."""
 
-    steps: int
-    sampler: str
-    churn: float | None
-    """None for samplers that have none."""
     score: Score
-
-    @property
-    def name(self) -> str:
-        return self.sampler if self.churn is None else f"churn {self.churn:g}"
 
 
 @dataclass
@@ -91,19 +80,14 @@ class _Sampler:
         )
         self.cond = None if cond is None else cond.to(pipe.device)
 
-    def __call__(
-        self, steps: int, sampler: str, churn: float | None, n: int, advance: Callable[[int], object]
-    ) -> Tensor:
+    def __call__(self, setting: Setting, n: int, advance: Callable[[int], object]) -> Tensor:
         denoiser, made = self.pipe.denoiser, []
         for first in range(0, n, self.size):
             last = min(first + self.size, n)
             shape = (last - first, *self.pipe.sample_shape)
             cond = None if self.cond is None else self.cond[first:last]
-            if sampler == "distributional":
-                assert churn is not None
-                x = sample(denoiser, shape, steps, churn, self.grid, self.seed + first, cond=cond)
-            else:
-                x = sample_dpm(denoiser, shape, steps, sampler, self.grid, self.seed + first, cond=cond)  # type: ignore[arg-type]
+            seed = self.seed + first
+            x = sample_with(denoiser, shape, setting.steps, setting.sampler, setting.churn, self.grid, seed, cond=cond)
             with torch.no_grad():
                 made.append(to_uint8(self.pipe.decode(x)).cpu())
             advance(last)
@@ -141,12 +125,14 @@ def evaluate(
     """
     check(steps, churns, samplers, n, batch_size)
     require_choice("metric", metric, ("fid", "fd"))
+    for name in samplers:
+        require_sampler(name, pipe.denoiser)
     available = len(reference)
     alone = reference.content() == train.content()  # no held-out pictures: half of the set serves for the floor
     n_reference = min(available // 2 if alone else available, n_reference or available)
     held = None if alone or available - n_reference >= n else train
-    plan = list(_plan(steps, churns, samplers))
-    several = len(plan) > len(set(steps))
+    settings = list(plan(steps, churns, samplers))
+    several = len(settings) > len(set(steps))
     device = pipe.device
     extractor: Extractor | None = load_inception(inception, device) if metric == "fid" else None
     draw = _Sampler(pipe, reference, n, seed, batch_size, grid)
@@ -155,24 +141,24 @@ def evaluate(
         learned = load_classifier(train, device=device, callback=report("learning features", training_steps(train)))
         return Reference(learned, reference, n_reference, seed)
 
-    def score(ref: Reference, setting: tuple[int, str, float | None], number: int) -> Entry:
-        count, name, churn = setting
-        label = f"{count} steps, {name if churn is None else f'churn {churn:g}'}"
-        images = draw(count, name, churn, number, report(f"sampling, {label}", number))
-        return Entry(count, name, churn, ref.score(images, callback=report(f"scoring, {label}", number)))
+    def score(ref: Reference, setting: Setting, number: int) -> Entry:
+        label = f"{setting.steps} steps, {setting.name}"
+        images = draw(setting, number, report(f"sampling, {label}", number))
+        found = ref.score(images, callback=report(f"scoring, {label}", number))
+        return Entry(setting.steps, setting.sampler, setting.churn, found)
 
     screened: list[Entry] = []
     if metric == "fid" and several and screen:
         quick = fast_reference()
-        screened = [score(quick, setting, min(n, n_screen)) for setting in plan]
-        plan = [(e.steps, e.sampler, e.churn) for e in best_entries(screened)]
+        screened = [score(quick, setting, min(n, n_screen)) for setting in settings]
+        settings = list[Setting](best_entries(screened))
     if extractor is None:
         main = fast_reference()
     else:
         main = Reference(extractor, reference, n_reference, seed, callback=report("real pictures", n_reference))
-    entries = [score(main, setting, n) for setting in plan]
+    entries = [score(main, setting, n) for setting in settings]
     ground = floor(main, held, min(n, len(held) if held else available - main.n), callback=report("floor", n))
-    settings = {
+    how = {
         "metric": metric,
         "features": main.extractor.name,
         "resize": main.extractor.resize,
@@ -185,30 +171,4 @@ def evaluate(
         "churn_chosen_by": f"fd of {min(n, n_screen)} samples" if screened else "the score" if several else "given",
         "floor_from": f"{(held or reference).split} split",
     }
-    return Evaluation(metric, entries, screened, ground, settings)
-
-
-def check(steps: Sequence[int], churns: Sequence[float], samplers: Sequence[str], n: int, batch_size: int) -> None:
-    """Raise the first thing wrong with what is to be scored."""
-    require(len(steps) > 0 and len(churns) > 0, "steps, churn", (steps, churns), "one number or more each")
-    for count in steps:
-        require_count("steps", count)
-    require_count("n", n, least=2)
-    require_count("batch_size", batch_size)
-    for churn in churns:
-        require_between("churn", churn, 0, 1)
-    for name in samplers:
-        require_choice("sampler", name, SAMPLERS)
-
-
-def _plan(
-    steps: Sequence[int], churns: Sequence[float], samplers: Sequence[str]
-) -> Iterator[tuple[int, str, float | None]]:
-    """Every setting to be scored; with one step all churns, and all solvers, are the same."""
-    for count in sorted(set(steps)):
-        for name in samplers:
-            if name == "distributional":
-                for churn in churns if count > 1 else churns[-1:]:
-                    yield count, name, churn
-            elif count > 1 or "distributional" not in samplers:
-                yield count, name, None
+    return Evaluation(metric, entries, screened, ground, how)

@@ -2,27 +2,41 @@ r"""Scores of samples in low dimension, and of a posterior's spread.
 
 Samples are compared with held-out points by :math:`D_\rho` with the RBF kernel of width 1, which the paper calls MMD
 squared. Two sets of the true distribution do not score 0: the biased estimate of 4096 points each is about 2e-4, the
-unbiased one scatters around 0. `floor` measures that in the same way, to stand beside every score.
+unbiased one scatters around 0. `floor` measures that in the same way, to stand beside every score. `evaluate_points`
+scores a model against the number of steps, the churn and the sampler.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .._check import require, require_between, require_count
+from ..baseline.samplers import require_sampler, sample_with
 from ..data.toy import Toy
 from ..denoiser import Draws
 from ..kernel import RBF
 from ..random import stream
-from ..sample import Step, sample
+from ..sample import Step
 from ..score import between, within
+from .setting import Setting, check, plan
 
-__all__ = ["Measurement", "Reference", "floor", "measure", "posterior_spread"]
+__all__ = [
+    "Measurement",
+    "PointEntry",
+    "PointEvaluation",
+    "Reference",
+    "best_points",
+    "evaluate_points",
+    "floor",
+    "measure",
+    "posterior_spread",
+]
 
 KERNEL = RBF(1.0)
 
@@ -66,16 +80,100 @@ def measure(
     reference: Reference,
     *,
     steps: int,
-    churn: float,
+    churn: float | None = None,
+    sampler: str = "distributional",
+    grid: str = "uniform",
     repeats: int = 1,
     seed: int = 0,
+    batch_size: int | None = None,
     callback: Callable[[Step], object] | None = None,
 ) -> Measurement:
-    """D_rho between samples of a denoiser and as many held-out points, over the first `repeats` of the reference."""
+    """D_rho between samples of a denoiser and as many held-out points, over the first `repeats` of the reference.
+
+    `sampler` is one of `distdiff.baseline.SAMPLERS`, `churn` that of the distributional one. Samples are drawn
+    `batch_size` at once, by default as many as a held-out set has points.
+    """
     require_between("repeats", repeats, 1, len(reference.sets))
-    shape = (reference.points * repeats, 2)
-    x = sample(denoiser, shape, steps, churn, seed=seed, batch_size=reference.points, callback=callback)
+    shape, size = (reference.points * repeats, 2), batch_size or reference.points
+    x = sample_with(denoiser, shape, steps, sampler, churn, grid, seed, batch_size=size, callback=callback)
     return reference.compare(x.cpu().split(reference.points))
+
+
+@dataclass(frozen=True)
+class PointEntry(Setting):
+    """One row of a table."""
+
+    score: Measurement
+
+
+@dataclass
+class PointEvaluation:
+    entries: list[PointEntry]
+    floor: Measurement
+    """The score of further points of the true distribution: what a perfect model would get."""
+    settings: dict[str, Any]
+
+    def as_dict(self) -> dict[str, Any]:
+        rows = [{"steps": e.steps, "sampler": e.sampler, "churn": e.churn} | e.score._asdict() for e in self.entries]
+        return {"settings": self.settings, "floor": self.floor._asdict(), "scores": rows}
+
+
+def best_points(entries: Sequence[PointEntry]) -> list[PointEntry]:
+    """The entry with the least unbiased distance at each number of steps."""
+    steps = sorted({entry.steps for entry in entries})
+    return [min((e for e in entries if e.steps == n), key=lambda e: e.score.unbiased) for n in steps]
+
+
+def evaluate_points(
+    denoiser: Draws,
+    toy: Toy,
+    *,
+    steps: Sequence[int],
+    churns: Sequence[float] = (1.0,),
+    samplers: Sequence[str] = ("distributional",),
+    n: int = 4096,
+    repeats: int = 4,
+    seed: int = 0,
+    grid: str = "uniform",
+    batch_size: int | None = None,
+    report: Callable[[str, int], Callable[[int], object]] = lambda label, total: lambda done: None,
+) -> PointEvaluation:
+    """Score a model of points: `repeats` sets of n samples each against as many held-out points.
+
+    Sample i uses seed + i whatever the settings. `report`, called with a label and a total, gives a function that is
+    told the progress.
+    """
+    check(steps, churns, samplers, n, n if batch_size is None else batch_size)
+    for name in samplers:
+        require_sampler(name, denoiser)
+    reference = Reference(toy, points=n, repeats=repeats, seed=seed)
+
+    def score(setting: Setting) -> PointEntry:
+        count, name, churn = setting.steps, setting.sampler, setting.churn
+        tell, done = report(f"sampling, {count} steps, {setting.name}", count * -(-n * repeats // (batch_size or n))), 0
+
+        def callback(_: Step) -> None:
+            nonlocal done
+            done += 1
+            tell(done)
+
+        found = measure(
+            denoiser,
+            reference,
+            steps=count,
+            churn=churn,
+            sampler=name,
+            grid=grid,
+            repeats=repeats,
+            seed=seed,
+            batch_size=batch_size,
+            callback=callback,
+        )
+        return PointEntry(count, name, churn, found)
+
+    entries = [score(setting) for setting in plan(steps, churns, samplers)]
+    how = {"metric": "D_rho, RBF kernel of width 1", "n": n, "repeats": repeats, "seed": seed, "grid": grid}
+    return PointEvaluation(entries, floor(toy, reference, seed), how)
 
 
 def floor(toy: Toy, reference: Reference, seed: int = 0) -> Measurement:

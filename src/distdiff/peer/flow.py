@@ -22,14 +22,14 @@ import torch
 from torch import Tensor
 
 from .._check import require
-from ..denoiser import Denoiser, safe_interval
-from ..random import SampleGenerator, randn
-from ..schedule import SAFETY, FlowMatching, time_grid
+from ..denoiser import Denoiser
+from ..sample import Plan, Step
+from ..schedule import FlowMatching
 
 __all__ = ["require_velocity", "sample_euler"]
 
 
-def require_velocity(denoiser: Denoiser) -> None:
+def require_velocity(denoiser: Any) -> None:
     """Raise unless a denoiser is a network of velocities on the flow matching schedule, without noise."""
     require(isinstance(denoiser.schedule, FlowMatching), "schedule", denoiser.schedule, "FlowMatching")
     require(denoiser.prediction == "velocity", "prediction", denoiser.prediction, "velocity")
@@ -45,18 +45,16 @@ def sample_euler(
     seed: int = 0,
     *,
     cond: Any = None,
-    callback: Callable[[int], object] | None = None,
+    callback: Callable[[Step], object] | None = None,
 ) -> Tensor:
-    """Samples (n, *event); sample i uses seed + i. `callback` is called after each step with its index."""
+    """Samples (n, *event); sample i uses seed + i. `callback` is called after each step."""
     require_velocity(denoiser)
-    low, high = safe_interval(denoiser)
-    times = time_grid(denoiser.schedule, steps, grid, t_max=high, safety=low or SAFETY).tolist()
-    parameter = next(denoiser.parameters())
-    generator = SampleGenerator(range(seed, seed + shape[0]), parameter.device)
-    x = times[0] * randn(shape, generator=generator, like=parameter)
-    for index, (t, s) in enumerate(pairwise(times)):
-        time = torch.tensor(t, device=x.device, dtype=torch.promote_types(x.dtype, torch.float32))
-        x = x + (t - s) * denoiser(x, time, None, cond)[:, 0]
+    plan = Plan(denoiser, shape, steps, 0.0, grid, seed, None, None)
+    x, _ = plan.start(0, plan.count)
+    for index, (t, s) in enumerate(pairwise(plan.times)):
+        velocity = denoiser(x, plan.scalar(t), None, cond)[:, 0]
+        xs = x + (t - s) * velocity
         if callback is not None:
-            callback(index)
+            callback(Step(index, steps, t, s, x, x + t * velocity, xs))
+        x = xs
     return x

@@ -47,7 +47,7 @@ SMALL = 1e-3
 """What keeps the adaptive weight finite."""
 
 
-def _require_spans(denoiser: Denoiser) -> None:
+def require_spans(denoiser: Any) -> None:
     require_velocity(denoiser)
     require(denoiser.spans, "spans", denoiser.spans, "True for mean-flow: a network that takes spans")
 
@@ -74,7 +74,7 @@ class MeanFlowLoss(Loss):
         return self._quantile(u.sqrt())
 
     def values(self, denoiser: Denoiser, batch: Batch, generator: torch.Generator | None) -> Tensor:
-        _require_spans(denoiser)
+        require_spans(denoiser)
         span = self.spans(denoiser, batch.t, generator)
         prediction, target = self.identity(denoiser, batch, span)
         wide = torch.promote_types(prediction.dtype, torch.float32)
@@ -121,16 +121,11 @@ def sample_mean_flow(
     seed: int = 0,
     *,
     cond: Any = None,
-    callback: Callable[[int], object] | None = None,
+    callback: Callable[[Step], object] | None = None,
 ) -> Tensor:
     """Samples (n, *event), one call of the network a step; sample i uses seed + i.
 
-    `callback` is called after each step with its index.
+    `callback` is called after each step.
     """
-    _require_spans(denoiser)
-
-    def report(step: Step) -> None:
-        if callback is not None:
-            callback(step.index)
-
-    return sample(denoiser, shape, steps, 0.0, grid, seed, cond=cond, callback=report)
+    require_spans(denoiser)
+    return sample(denoiser, shape, steps, 0.0, grid, seed, cond=cond, callback=callback)

@@ -140,8 +140,11 @@ class AutoencoderConfig:
 
 @dataclass(frozen=True)
 class LossConfig:
-    kind: Literal["conditional", "joint", "marginal", "regression", "ot-flow", "mean-flow"] = "conditional"
-    """conditional is the paper's; regression is classical diffusion; ot-flow and mean-flow are peers."""
+    kind: Literal["conditional", "joint", "marginal", "regression", "moment-matching", "ot-flow", "mean-flow"] = (
+        "conditional"
+    )
+    """conditional is the paper's; regression is classical diffusion; moment-matching distils the model of --init;
+    ot-flow and mean-flow are peers."""
     kernel: Literal["energy", "imq", "rbf", "exp"] = "energy"
     """Kernel of the score."""
     beta: float = 0.1
@@ -158,6 +161,8 @@ class LossConfig:
     """Population: draws a data point."""
     patches: tuple[int, ...] = ()
     """Sides of image patches whose scores are added to that of the whole image; none in the paper."""
+    k: int = 4
+    """Sampling steps that a student of moment-matching is trained for."""
     weighting: Literal["none", "sigmoid"] = "sigmoid"
     """Weight of each time in the loss."""
     bias: float = 0.0
@@ -267,6 +272,8 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class PointsRun(RunConfig):
+    init: str | None = None
+    """Start from a trained points run: its weights, schedule and prediction."""
     data: PointData = field(default_factory=PointData)
     network: MLPConfig = field(default_factory=MLPConfig)
     loss: LossConfig = field(default_factory=LossConfig)

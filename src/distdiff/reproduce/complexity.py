@@ -52,6 +52,7 @@ def case(config: ImageRun, m: int, branch_at: int) -> tuple[Denoiser, Loss, Tens
     ).to(device)
     lam = config.loss.lam if m > 1 else 0.0
     loss = build_loss(replace(config.loss, m=m, lam=lam), torch.eye(2)) if m else RegressionLoss()
+    assert isinstance(loss, Loss)
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(config.batch_size, channels, size, size, generator=generator) * 2 - 1
     return denoiser, loss, x.to(device), torch.randint(10, (len(x),), generator=generator).to(device)

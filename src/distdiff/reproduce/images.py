@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..baseline import sample_with
 from ..data.image import to_uint8
 from ..evaluate.image import Entry, Evaluation, best_entries, evaluate
 from ..figure import COLORS, canvas, plain_ticks
@@ -20,7 +21,6 @@ from ..hub import load_pipeline
 from ..picture import grid
 from ..progress import reports
 from ..recipe import IMAGE_STUDIES, ImageStudy
-from ..sample import sample
 from ..train.image import held_out, read_images
 from .record import Record, table
 from .runs import train_runs
@@ -98,14 +98,9 @@ def plot_scores(axes: Any, found: dict[str, Evaluation]) -> None:
 @torch.no_grad()
 def samples_of(path: Path, entry: Entry, count: int, seed: int, device: str) -> torch.Tensor:
     """uint8 pictures of a model at the setting of an entry; labels in turn."""
-    from ..baseline import sample_dpm
-
     pipe = load_pipeline(path, device)
     shape, cond = (count, *pipe.sample_shape), pipe.condition(None, count)
-    if entry.churn is not None:
-        x = sample(pipe.denoiser, shape, entry.steps, entry.churn, seed=seed, cond=cond)
-    else:
-        x = sample_dpm(pipe.denoiser, shape, entry.steps, entry.sampler, seed=seed, cond=cond)  # type: ignore[arg-type]
+    x = sample_with(pipe.denoiser, shape, entry.steps, entry.sampler, entry.churn, seed=seed, cond=cond)
     return to_uint8(pipe.decode(x)).cpu()
 
 

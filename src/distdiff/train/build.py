@@ -12,6 +12,7 @@ from .._check import (
     require_positive,
     require_seed,
 )
+from ..baseline.distill import MomentMatching
 from ..kernel import RBF, Energy, Exponential, InverseMultiquadric, Kernel, median_distance
 from ..loss import ConditionalLoss, JointLoss, Loss, MarginalLoss, NoWeighting, RegressionLoss, Sigmoid, Weighting
 from ..peer import MeanFlowLoss, OTFlowLoss
@@ -49,13 +50,17 @@ def _check_optim(optim: OptimConfig) -> None:
         require(0 <= value < 1, name, value, "in [0, 1)")
 
 
-def check_fit(loss: LossConfig, batch_size: int, network: MLPConfig | UNetConfig) -> None:
-    """Whether a loss fits a network and a batch."""
+def check_fit(loss: LossConfig, batch_size: int, network: MLPConfig | UNetConfig, init: str | None = None) -> None:
+    """Whether a loss fits a network, a batch and what the network starts from."""
     points = isinstance(network, MLPConfig)
     noise: int | bool = network.noise_dim if isinstance(network, MLPConfig) else network.noise
     noise_name = f"network.{'noise_dim' if points else 'noise'}"
+    distilled = loss.kind == "moment-matching"
+    require(not (distilled and init is None), "init", init, "the run of a teacher for a loss of kind moment-matching")
+    fresh = init is None or loss.kind != "mean-flow"
+    require(fresh, "init", init, "left out for a loss of kind mean-flow, whose network takes spans")
     if loss.kind not in POPULATION_LOSSES:
-        require(not noise, noise_name, noise, f"{type(noise)(0)} for a {loss.kind}")
+        require(not noise, noise_name, noise, f"{type(noise)(0)} for a loss of kind {loss.kind}")
     elif loss.lam > 0:
         require(bool(noise), noise_name, noise, "given" if noise is False else "a whole number of at least 1")
     if loss.kind in ("joint", "marginal"):
@@ -79,7 +84,7 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def build_loss(config: LossConfig, data: Tensor) -> Loss:
+def build_loss(config: LossConfig, data: Tensor) -> Loss | MomentMatching:
     """The loss; kernels that take their width from the data measure it on `data` (n, *event), in batches of 512."""
     weighting: Weighting = NoWeighting() if config.weighting == "none" else Sigmoid(config.bias)
     if config.kind == "regression":
@@ -88,6 +93,8 @@ def build_loss(config: LossConfig, data: Tensor) -> Loss:
         return OTFlowLoss(weighting=weighting)
     if config.kind == "mean-flow":
         return MeanFlowLoss(weighting=weighting, times=config.times, span_share=config.span_share, power=config.power)
+    if config.kind == "moment-matching":
+        return MomentMatching(k=config.k, weighting=weighting)
     kind, more = POPULATION_LOSSES[config.kind], {}
     if config.patches:
         require(

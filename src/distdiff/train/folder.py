@@ -152,6 +152,15 @@ class RunFolder:
         """Training time so far, as logged."""
         return max((line.get("seconds", 0.0) for line in self.logged()), default=0.0)
 
+    def total_seconds(self) -> float:
+        """Training time of this run and, where it started from another (a student's teacher), of that one too.
+
+        A start that is no run folder, such as a model of the hub, counts nothing.
+        """
+        seconds, init = self.seconds(), getattr(self.read_config(), "init", None)
+        start = None if init is None else RunFolder(Path(init).parent if Path(init).name == "pipeline" else init)
+        return seconds if start is None or not start.metrics.is_file() else seconds + start.total_seconds()
+
     def logged(self) -> list[dict[str, Any]]:
         """The whole lines of metrics.jsonl."""
         lines = self.metrics.read_text().splitlines() if self.metrics.exists() else []

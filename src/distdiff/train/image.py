@@ -26,7 +26,7 @@ from ..sample import sample
 from .build import POPULATION_LOSSES, build_loss, check_fit, check_run
 from .folder import RunFolder
 from .pretrained import build_network
-from .task import DenoiserObjective, Phase, Task, seeded
+from .task import Phase, Task, denoiser_modules, denoiser_phases, seeded
 
 __all__ = ["ImageTask", "PictureTask", "held_out", "image_config", "read_images"]
 
@@ -126,9 +126,7 @@ class ImageTask(PictureTask):
     def __init__(self, config: ImageRun) -> None:
         check_run(config)
         build_loss(config.loss, torch.eye(2))
-        check_fit(config.loss, config.batch_size, config.network)
-        fresh = config.init is None or config.loss.kind != "mean-flow"
-        require(fresh, "init", config.init, "left out for mean-flow, whose network takes spans")
+        check_fit(config.loss, config.batch_size, config.network, config.init)
         for name, look in (("preview", config.preview), ("evaluation", config.evaluation)):
             require_count(f"{name}.every", look.every, least=0)
             require_count(f"{name}.n", look.n, least=2)
@@ -148,7 +146,7 @@ class ImageTask(PictureTask):
             self.built = build_network(config, self.shape, self.images)
         self.model: Denoiser = self.built.denoiser
         self.loss = build_loss(config.loss, self._for_median())
-        self.modules = {"model": self.model}
+        self.modules = denoiser_modules(self.model, self.loss)
         self.reference: Any = None
 
     @staticmethod
@@ -178,7 +176,7 @@ class ImageTask(PictureTask):
         return torch.cat([self.encode(to_float(part)) for part in pixels.split(512)])
 
     def phases(self) -> list[Phase]:
-        return [Phase("loss", DenoiserObjective(self.model, self.loss), list(self.model.parameters()))]
+        return denoiser_phases(self.modules, self.loss)
 
     def prepare(self, batch: Any, device: torch.device, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
         x, cond = super().prepare(batch, device, generator)

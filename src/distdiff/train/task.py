@@ -1,21 +1,25 @@
 """What a run trains: the parts of a run that hang on its kind, behind one interface that the loop sees.
 
 A task holds the data and the modules. Its phases are the losses minimised in each step, one after the other; a denoiser
-has one, an autoencoder with a discriminator two. The loop asks for batches by row, and now and then has the task look
-at its averaged model (`observe`) and write it where users find it (`export`).
+has one, a distilled denoiser and an autoencoder with a discriminator two. The loop asks for batches by row, and now and
+then has the task look at its averaged model (`observe`) and write it where users find it (`export`).
 """
 
 from __future__ import annotations
 
+import copy
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from .._check import require_choice, require_count, require_seed
+from .._check import require, require_choice, require_count, require_seed
+from ..baseline.distill import MomentMatching
 from ..data.toy import TOYS
 from ..denoiser import Denoiser
 from ..loss import Loss
@@ -24,7 +28,7 @@ from ..random import stream
 from ..recipe.config import MLPConfig, PointData, PointsRun, RunConfig
 from ..schedule import named_schedule
 from .build import build_loss, check_fit, check_run, pick_device
-from .folder import RunFolder, load_weights
+from .folder import RunFolder, from_dict, load_weights
 
 __all__ = [
     "DenoiserObjective",
@@ -33,6 +37,8 @@ __all__ = [
     "Task",
     "build_data",
     "build_denoiser",
+    "denoiser_modules",
+    "denoiser_phases",
     "load_denoiser",
     "seeded",
 ]
@@ -47,7 +53,10 @@ class Phase(NamedTuple):
 
 
 class Task(ABC):
-    """The data and modules of a run. `model` is averaged; `modules` is all that is trained, `model` among it."""
+    """The data and modules of a run.
+
+    `model` is averaged; `modules` is all that checkpoints hold: what is trained, `model` among it, and a teacher.
+    """
 
     config: RunConfig
     length: int
@@ -97,6 +106,44 @@ class DenoiserObjective(nn.Module):
         return self.loss(self.denoiser, x0, cond, generator)
 
 
+class DistillationObjective(nn.Module):
+    """One of the losses of a distillation; the networks it does not train are held without being part of the module."""
+
+    def __init__(self, trained: str, loss: Callable[..., Tensor], networks: dict[str, nn.Module]) -> None:
+        super().__init__()
+        self.trained, self.loss, self.networks = networks[trained], loss, networks
+
+    def forward(self, x0: Tensor, cond: Any, generator: torch.Generator, step: int) -> Tensor:
+        networks = self.networks
+        return self.loss(networks["teacher"], networks["model"], networks["auxiliary"], x0, cond, generator)
+
+
+def denoiser_modules(model: Denoiser, loss: Loss | MomentMatching) -> dict[str, nn.Module]:
+    """The modules of a run that trains a denoiser; in a distillation all three networks start as the teacher.
+
+    There they are without dropout: what is distilled, and measured by the auxiliary, is the model that will sample.
+    """
+    if isinstance(loss, Loss):
+        return {"model": model}
+    require(model.noise_shape is None, "init", f"with noise {model.noise_shape}", "a classical model without noise")
+    loss.require_room(model)
+    model.eval()
+    return {"model": model, "auxiliary": copy.deepcopy(model), "teacher": copy.deepcopy(model).requires_grad_(False)}
+
+
+def denoiser_phases(modules: dict[str, nn.Module], loss: Loss | MomentMatching) -> list[Phase]:
+    """What a run that trains a denoiser minimises in each step."""
+    if isinstance(loss, Loss):
+        model = modules["model"]
+        assert isinstance(model, Denoiser)
+        return [Phase("loss", DenoiserObjective(model, loss), list(model.parameters()))]
+    phases = (("auxiliary", loss.auxiliary, "auxiliary"), ("student", loss.student, "model"))
+    return [
+        Phase(name, DistillationObjective(trained, values, modules), list(modules[trained].parameters()))
+        for name, values, trained in phases
+    ]
+
+
 class seeded:
     """Within it torch's global generator follows a seed; afterwards it is as before."""
 
@@ -121,16 +168,16 @@ class PointsTask(Task):
         require_count("data.points", config.data.points, least=2)
         build_loss(config.loss, torch.eye(2))
         with seeded(config.seed, "weights"):
-            self.model: Denoiser = build_denoiser(config.network)
-        check_fit(config.loss, config.batch_size, config.network)
+            self.network, self.model = start_denoiser(config)
+        check_fit(config.loss, config.batch_size, config.network, config.init)
         self.config: PointsRun = config
         self.data = build_data(config.data)
         self.length = len(self.data)
         self.loss = build_loss(config.loss, self.data[: 100 * 512])
-        self.modules = {"model": self.model}
+        self.modules = denoiser_modules(self.model, self.loss)
 
     def phases(self) -> list[Phase]:
-        return [Phase("loss", DenoiserObjective(self.model, self.loss), list(self.model.parameters()))]
+        return denoiser_phases(self.modules, self.loss)
 
     def load(self, rows: list[int]) -> Tensor:
         return self.data[rows]
@@ -139,7 +186,7 @@ class PointsTask(Task):
         return batch.to(device), None
 
     def export(self, folder: RunFolder, model: nn.Module) -> None:
-        folder.save(folder.weights, model.state_dict())
+        folder.save(folder.weights, model.state_dict(), {"network": json.dumps(asdict(self.network))})
 
 
 def build_data(data: PointData) -> Tensor:
@@ -165,13 +212,40 @@ def build_denoiser(config: MLPConfig) -> Denoiser:
     )
 
 
+def start_denoiser(config: PointsRun) -> tuple[MLPConfig, Denoiser]:
+    """The network of a new run and its settings: the run's own, or with --init the teacher's, widened by noise.
+
+    Noise that the teacher does not have enters through weights that are zero at first, so that training begins with the
+    teacher's function.
+    """
+    if config.init is None:
+        return config.network, build_denoiser(config.network)
+    require(RunFolder(config.init).config.is_file(), "init", config.init, "a run folder with a config.json")
+    teacher, taught = load_denoiser(config.init, "cpu")
+    wanted, given = config.network.noise_dim, taught.network.noise_dim
+    require(given in (0, wanted), "network.noise_dim", wanted, f"{given}, as the run of --init has")
+    settings = replace(taught.network, noise_dim=wanted)
+    denoiser, state = build_denoiser(settings), teacher.state_dict()
+    if wanted and not given:
+        state["network.noise.weight"] = torch.zeros_like(denoiser.state_dict()["network.noise.weight"])
+        for key in ("network.output.weight", "network.output.bias"):  # the first half of the output is dropped
+            state[key] = torch.cat([torch.zeros_like(state[key]), state[key]])
+    denoiser.load_state_dict(state)
+    return settings, denoiser
+
+
 def load_denoiser(path: str | Path, device: str = "auto") -> tuple[Denoiser, PointsRun]:
-    """The trained model of a points run, ready to draw, and the configuration it was trained with."""
+    """The trained model of a points run, ready to draw, and its configuration with the network as it was trained."""
     folder = RunFolder(path)
     config = folder.read_config()
+    require(isinstance(config, PointsRun), "run", str(path), "a points run")
     assert isinstance(config, PointsRun)
+    tensors, metadata = folder.load(folder.weights)
+    if "network" in metadata:  # a run that started from another has that one's network
+        settings = from_dict(MLPConfig, json.loads(metadata["network"]), f"network of {folder.weights}")
+        config = replace(config, network=settings)
     denoiser = build_denoiser(config.network)
-    load_weights(denoiser, folder.load(folder.weights)[0], folder.weights)
+    load_weights(denoiser, tensors, folder.weights)
     return denoiser.to(pick_device(device)).eval().requires_grad_(False), config
 
 

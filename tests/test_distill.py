@@ -1,0 +1,273 @@
+"""Moment-matching distillation: its losses, where they are stationary, that it works, and that runs of it resume."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from distdiff import Denoiser, FlowMatching, GaussianPosterior, discrepancy, sample
+from distdiff.baseline import MomentMatching
+from distdiff.cli import main
+from distdiff.kernel import RBF
+from distdiff.nn import MLP
+from distdiff.posterior import MixturePosterior
+from distdiff.recipe import RECIPES
+from distdiff.schedule import time_grid
+from distdiff.train import RunFolder, build_task, check, load_denoiser, train
+from distdiff.transition import transition
+
+TEACHER = RECIPES["checkerboard-diffusion"]["smoke"]
+STUDENT = replace(TEACHER, loss=replace(TEACHER.loss, kind="moment-matching", k=4))
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    out = tmp_path_factory.mktemp("teacher") / "run"
+    list(train(TEACHER, out))
+    return out
+
+
+@pytest.fixture(scope="module")
+def image_teacher(tmp_path_factory):
+    out = tmp_path_factory.mktemp("teacher") / "images"
+    list(train(replace(RECIPES["digits-diffusion"]["smoke"], steps=3), out))
+    return out
+
+
+class Linear(nn.Module):
+    """x_0 = gain x_t, for one-dimensional Gaussian data."""
+
+    schedule = FlowMatching()
+
+    def __init__(self, gain: float) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.tensor(gain, dtype=torch.float64))
+
+    def draw(self, xt, t, m=1, cond=None, generator=None):
+        return (self.gain * xt)[:, None]
+
+
+class Mean:
+    """E[x_0 | x_t] of N(0, 1), or with a student's gain the exact E[made | z_s] of its step from t to s."""
+
+    schedule = FlowMatching()
+
+    def __init__(self, gain: float | None = None, half: bool = False) -> None:
+        self.gain, self.half = gain, half
+        self.exact = GaussianPosterior(0.0, 1.0)
+
+    def draw(self, xt, t, m=1, cond=None, generator=None):
+        taught = self.exact.mean(xt, t)
+        if self.gain is None:
+            return taught[:, None]
+        made = moment(self.gain) * xt
+        return ((made + taught) / 2 if self.half else made)[:, None]
+
+
+S, T = 0.25, 0.5
+
+
+class OneStep(MomentMatching):
+    """All steps from T to S."""
+
+    def times(self, denoiser, count, generator, like):
+        return like.new_full((count,), S), like.new_full((count,), T)
+
+
+def moment(gain: float) -> float:
+    """The slope of E[made | z_s] in z_s for a linear student, where made = gain x_t and data is N(0, 1)."""
+    move = transition(FlowMatching(), T, S)
+    variance, into = (1 - T) ** 2 + T**2, float(move.c_xt + move.c_x0 * gain)
+    return gain * into * variance / (into**2 * variance + float(move.std) ** 2)
+
+
+def matched_gain() -> float:
+    """The student's gain at which its moment is the teacher's, by bisection."""
+    target = float(GaussianPosterior(0.0, 1.0).gain(S))
+    low, high = 0.5, 5.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if moment(middle) < target else (low, middle)
+    return low
+
+
+def expected_gradient(gain: float) -> float:
+    student, x0 = Linear(gain), torch.randn(200_000, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    noise = torch.Generator().manual_seed(1)
+    OneStep().student(Mean(), student, Mean(gain, half=True), x0, generator=noise).mean().backward()
+    return float(student.gain.grad)
+
+
+def test_the_students_gradient_vanishes_where_its_moments_are_the_teachers():
+    gain = matched_gain()
+    mean = float(GaussianPosterior(0.0, 1.0).gain(T))
+    assert gain > 1.05 * mean  # a posterior mean spreads too little: the student must spread more
+    assert abs(expected_gradient(gain)) < 1e-9
+    assert expected_gradient(mean) < -0.005  # descent raises the gain
+    assert expected_gradient(1.1 * gain) > 0.005
+
+
+def test_the_students_gradient_is_half_the_gap_times_its_own():
+    """In closed form: E[x_t (moment - r) z_s] / 2."""
+    gain = 1.0
+    move = transition(FlowMatching(), T, S)
+    across = float(move.c_xt + move.c_x0 * gain) * ((1 - T) ** 2 + T**2)  # E[x_t z_s]
+    expected = (moment(gain) - float(GaussianPosterior(0.0, 1.0).gain(S))) / 2 * across
+    assert math.isclose(expected_gradient(gain), expected, rel_tol=0.02)
+
+
+def test_the_auxiliary_learns_the_midpoint_of_student_and_teacher():
+    gain = 1.2
+    x0 = torch.randn(100_000, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def slope(at: float) -> float:
+        auxiliary, noise = Linear(at), torch.Generator().manual_seed(1)
+        OneStep().auxiliary(Mean(), Linear(gain), auxiliary, x0, generator=noise).mean().backward()
+        return float(auxiliary.gain.grad)
+
+    minimum = slope(0.0) / (slope(0.0) - slope(1.0))  # the loss is a parabola
+    middle = (moment(gain) + float(GaussianPosterior(0.0, 1.0).gain(S))) / 2
+    assert math.isclose(minimum, middle, rel_tol=0.01)
+
+
+def test_each_loss_reaches_its_own_network_alone():
+    loss, x0 = MomentMatching(k=3), torch.randn(16, 2)
+    teacher, student, auxiliary = (Denoiser(MLP(2, width=8, depth=2, time_width=8)) for _ in range(3))
+    networks = {"teacher": teacher, "student": student, "auxiliary": auxiliary}
+    for name, values in (("student", loss.student), ("auxiliary", loss.auxiliary)):
+        found = values(teacher, student, auxiliary, x0)
+        assert found.shape == (16,)
+        found.mean().backward()
+        reached = [key for key, network in networks.items() if any(p.grad is not None for p in network.parameters())]
+        assert reached == [name]
+        networks[name].zero_grad(set_to_none=True)
+
+
+def test_times_are_safe_and_on_the_steps_of_the_sampler():
+    denoiser, k = Denoiser(MLP(2, width=8, depth=2, time_width=8), safety=0.02), 4
+    s, t = MomentMatching(k=k).times(denoiser, 20_000, torch.Generator().manual_seed(0), torch.zeros(1))
+    grid = time_grid(denoiser.schedule, k, t_max=0.98).flip(0).float()
+    assert bool((s < t).all())
+    assert float(s.min()) >= 0.02
+    assert float(t.max()) <= 0.98 + 1e-6
+    step = torch.bucketize(t, grid) - 1
+    assert bool((s >= grid[step].clamp_min(0.02) - 1e-6).all())
+    assert torch.bincount(step).float().div(len(t)).sub(1 / k).abs().max() < 0.02
+    with pytest.raises(ValueError, match="k must be less than 49, the steps that are safe, got 50"):
+        MomentMatching(k=50).require_room(denoiser)
+
+
+def test_a_student_starts_as_its_teacher_in_all_three_networks(teacher):
+    task = build_task(replace(STUDENT, init=str(teacher)))
+    assert list(task.modules) == ["model", "auxiliary", "teacher"]
+    saved = load_file(teacher / "weights.safetensors")
+    for module in task.modules.values():
+        assert all(torch.equal(value, saved[key]) for key, value in module.state_dict().items())
+        assert not module.training
+    assert [phase.name for phase in task.phases()] == ["auxiliary", "student"]
+    assert not any(p.requires_grad for p in task.modules["teacher"].parameters())
+
+
+@pytest.mark.parametrize("stop", [1, 13])
+def test_a_distillation_resumes_bit_for_bit(teacher, tmp_path, stop):
+    config = replace(STUDENT, init=str(teacher))
+    list(train(config, tmp_path / "whole"))
+    run = train(config, tmp_path / "broken")
+    list(itertools.islice(run, stop))
+    run.close()
+    assert next(iter(train(config, tmp_path / "broken", resume=True))).step == stop + 1
+    list(train(config, tmp_path / "broken", resume=True))
+    whole, broken = (load_file(RunFolder(tmp_path / name).checkpoint()) for name in ("whole", "broken"))
+    assert whole.keys() == broken.keys()
+    assert all(torch.equal(whole[key], broken[key]) for key in whole)
+    start = load_file(teacher / "weights.safetensors")
+    assert all(torch.equal(start[key], whole[f"teacher.{key}"]) for key in start)
+    for name in ("model", "auxiliary"):
+        assert not all(torch.equal(start[key], whole[f"{name}.{key}"]) for key in start)
+    lines = RunFolder(tmp_path / "whole").logged()
+    assert all(math.isfinite(line["student"]) and math.isfinite(line["auxiliary"]) for line in lines)
+
+
+def test_a_distillation_of_images_resumes_bit_for_bit_and_makes_a_pipeline(image_teacher, tmp_path):
+    base = RECIPES["digits-diffusion"]["smoke"]
+    loss = replace(base.loss, kind="moment-matching", k=2)
+    config = replace(base, init=str(image_teacher), steps=4, loss=loss)
+    list(train(config, tmp_path / "whole"))
+    run = train(config, tmp_path / "broken")
+    list(itertools.islice(run, 2))
+    run.close()
+    list(train(config, tmp_path / "broken", resume=True))
+    whole, broken = (load_file(RunFolder(tmp_path / name).checkpoint()) for name in ("whole", "broken"))
+    assert all(torch.equal(whole[key], broken[key]) for key in whole)
+    main(["sample", str(tmp_path / "whole"), "--steps", "2", "--sampler", "ddim", "--n", "3"])
+    assert (tmp_path / "whole/samples/grid.png").is_file()
+
+
+def test_the_cost_of_a_student_includes_its_teacher(teacher, tmp_path):
+    list(train(replace(STUDENT, init=str(teacher)), tmp_path / "student"))
+    own, before = RunFolder(tmp_path / "student").seconds(), RunFolder(teacher).seconds()
+    assert own > 0
+    assert before > 0
+    assert math.isclose(RunFolder(tmp_path / "student").total_seconds(), own + before)
+    assert RunFolder(teacher).total_seconds() == before
+
+
+def test_a_distributional_student_starts_as_its_teacher_whatever_its_noise(teacher, tmp_path):
+    config = replace(RECIPES["checkerboard"]["smoke"], init=str(teacher))
+    assert config.network.prediction == "x0"
+    task = build_task(config)
+    denoiser, _ = load_denoiser(teacher, "cpu")
+    xt, t = torch.randn(50, 2), torch.rand(50)
+    draws = task.model.draw(xt, t, 3)
+    torch.testing.assert_close(draws, denoiser.draw(xt, t, 3))
+    list(train(config, tmp_path / "student"))
+    student, found = load_denoiser(tmp_path / "student", "cpu")
+    assert (found.network.prediction, found.network.noise_dim) == ("velocity", 2)
+    assert RunFolder(tmp_path / "student").read_config() == config
+    assert student.network.noise.weight.abs().max() > 1e-6  # the noise has begun to matter
+
+
+BAD = [
+    ({"init": None}, "init must be the run of a teacher for a loss of kind moment-matching, got None"),
+    ({"init": "nowhere"}, "init must be a run folder with a config.json, got 'nowhere'"),
+    ({"network.noise_dim": 2}, "network.noise_dim must be 0 for a loss of kind moment-matching, got 2"),
+    ({"loss.k": 0}, "k must be a whole number of at least 1, got 0"),
+    ({"loss.k": 200}, "k must be less than 99, the steps that are safe, got 200"),
+]
+
+
+@pytest.mark.parametrize(("settings", "says"), BAD)
+def test_bad_settings_are_named_before_anything_is_written(teacher, tmp_path, capsys, settings, says):
+    words = {"init": str(teacher), "loss.kind": "moment-matching"} | settings
+    flags = [word for name, value in words.items() if value is not None for word in (f"--{name}", str(value))]
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "checkerboard-diffusion", "--scale", "smoke", "--out", str(tmp_path / "run"), *flags])
+    assert stop.value.code == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_with_noise_has_no_moments_to_match_and_keeps_its_noise(tmp_path, image_teacher):
+    noisy = replace(RECIPES["checkerboard"]["smoke"], steps=1)
+    list(train(noisy, tmp_path / "noisy"))
+    with pytest.raises(ValueError, match=r"network.noise_dim must be 2, as the run of --init has, got 0"):
+        check(replace(STUDENT, init=str(tmp_path / "noisy")))
+    list(train(replace(RECIPES["digits"]["smoke"], steps=1), tmp_path / "images"))
+    base = RECIPES["digits-diffusion"]["smoke"]
+    loss = replace(base.loss, kind="moment-matching")
+    with pytest.raises(ValueError, match="init must be a classical model without noise"):
+        check(replace(base, init=str(tmp_path / "images"), loss=loss))
+    with pytest.raises(ValueError, match="run must be a points run"):
+        check(replace(STUDENT, init=str(image_teacher)))
+
+
+def test_distillation_runs_in_bfloat16(teacher):
+    config = replace(STUDENT, init=str(teacher), precision="bf16", device="cpu", steps=3)
+    assert all(math.isfinite(progress.loss) for progress in train(config))
