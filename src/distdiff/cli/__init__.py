@@ -1,4 +1,4 @@
-"""The command line: train, sample, posterior, evaluate, reproduce, demo.
+"""The command line: train, sample, posterior, evaluate, sweep, reproduce, demo.
 
 A bad argument prints one sentence and exits with 2 before anything is written; an interrupted run saves and exits with
 130. Settings are typed: `distdiff train mixture2d --help` lists each with its default and what it means.
@@ -18,6 +18,7 @@ import tyro
 from .._check import BadArgument, require, require_choice
 from ..baseline.samplers import SAMPLERS
 from ..recipe import RECIPES, SCALES, AutoencoderRun, PointsRun, RunConfig
+from ..sweep import FailedRuns
 from ..train import RunFolder
 
 __all__ = ["main"]
@@ -31,6 +32,8 @@ HELP = f"""usage: distdiff COMMAND ... (distdiff COMMAND --help says more)
   sample RUN          draw samples from a run folder
   posterior RUN IMAGE what a noisy picture could have been: draws, their mean, where they differ
   evaluate RUN        FID and KID (or the fast fd; for points D_rho) against steps, churn and sampler
+  sweep RECIPE        train and score all combinations of some settings: tables, heatmaps, curves
+  sweep-figures DIR   draw the figures of a sweep again
   reproduce NAME      run one of the paper's experiments: figures, numbers, a report
   demo                train a few-step model and its classical twin and compare them
 
@@ -150,11 +153,65 @@ class EvaluateArgs:
 
 
 @dataclass(frozen=True)
+class SweepArgs:
+    """Train and score every combination of some settings: a run folder each, a table, heatmaps and curves.
+
+    The same command goes on where it was stopped or killed; other values, steps and seeds add runs. Settings are
+    written as name=value: `distdiff train RECIPE --help` lists the names, a tuple is written as 4+7, no value as none.
+    """
+
+    recipe: tyro.conf.Positional[str]
+    """What all runs have in common; `distdiff --help` lists the recipes."""
+    grid: tuple[str, ...] = ()
+    """Settings to vary and their values: loss.lam=0,0.5,1 loss.beta=0.1,1,2"""
+    set: tuple[str, ...] = ()
+    """Settings to change for all runs: steps=500 batch_size=16"""
+    scale: Scale = "small"
+    """Sizes and lengths: the paper's, minutes on two cores, or seconds for a test."""
+    seeds: str | None = None
+    """Seeds of the runs, separated by commas; the recipe's by default."""
+    steps: str = "2,4,8,10,30,50,100"
+    """Numbers of denoising steps at which runs are scored."""
+    churn: str = "0,0.5,1"
+    """Churns at which they are scored; figures show the best."""
+    metric: Literal["mmd", "fd", "fid"] | None = None
+    """mmd for points; for images the fast fd, by default, or fid."""
+    n: int | None = None
+    """Samples a score; 16384 points or 2048 pictures by default."""
+    classical: bool = False
+    """Also train the recipe's classical twin, for the figures' line."""
+    workers: int | None = None
+    """Runs at once; one by default, with Ray as many as the cluster has room for."""
+    engine: Literal["local", "ray"] = "local"
+    """Processes on this machine, or Ray Tune on the cluster of RAY_ADDRESS, whose machines must all see the folder."""
+    retry_failed: bool = False
+    """Try runs again that failed earlier."""
+    mask: float | None = None
+    """Grey heatmap cells above this score; by default above 3 times the best of their panel."""
+    out: Path | None = None
+    """Folder of the sweep; sweeps/RECIPE-SCALE by default."""
+
+
+@dataclass(frozen=True)
+class SweepFiguresArgs:
+    """Write the table, figures and report of a sweep again, finished or not."""
+
+    sweep: tyro.conf.Positional[Path]
+    """Folder of a sweep."""
+    mask: float | None = None
+    """Grey heatmap cells above this score; by default above 3 times the best of their panel."""
+    lam: float | None = None
+    """Lambda at which kernels are compared; the largest by default."""
+    classical: float | None = None
+    """The classical model's score, for a line; by default that of a classical run of the sweep."""
+
+
+@dataclass(frozen=True)
 class ReproduceArgs:
     """Run one of the paper's experiments: figures as PNG and PDF, results.json, report.md."""
 
     name: tyro.conf.Positional[str]
-    """gaussian, snr, mixture2d, checkerboard, digits, fashion-mnist, cifar10 or complexity."""
+    """gaussian, snr, mixture2d, checkerboard, digits, fashion-mnist, cifar10, complexity or heatmap-NAME."""
     scale: Scale = "small"
     """The paper's settings, minutes on two cores, or seconds for a test."""
     out: Path | None = None
@@ -246,6 +303,39 @@ def _or(given: int | None, default: int) -> int:
     return default if given is None else given
 
 
+def sweep_command(argv: Sequence[str]) -> str:
+    from ..sweep import plan, run_sweep
+    from ..sweep.report import write_report
+
+    args = _parse(SweepArgs, argv, "sweep")
+    sweep = plan(
+        args.recipe,
+        args.scale,
+        grid=args.grid,
+        settings=args.set,
+        seeds=None if args.seeds is None else [int(seed) for seed in _numbers("seeds", args.seeds, int)],
+        steps=[int(count) for count in _numbers("steps", args.steps, int)],
+        churns=_numbers("churn", args.churn, float),
+        metric=args.metric,
+        n=args.n,
+        classical=args.classical,
+    )
+    out = args.out or Path("sweeps") / f"{args.recipe}-{args.scale}"
+    failed = run_sweep(sweep, out, workers=args.workers, engine=args.engine, retry_failed=args.retry_failed)
+    write_report(out, mask=args.mask)
+    if failed:
+        raise FailedRuns(failed, out)
+    return f"Done. Look at {out / 'report.md'}"
+
+
+def sweep_figures_command(argv: Sequence[str]) -> str:
+    from ..sweep.report import write_report
+
+    args = _parse(SweepFiguresArgs, argv, "sweep-figures")
+    write_report(args.sweep, mask=args.mask, lam=args.lam, classical=args.classical)
+    return f"Done. Look at {args.sweep / 'report.md'}"
+
+
 def _numbers(name: str, text: str, kind: type) -> list[Any]:
     try:
         return [kind(word) for word in text.split(",")]
@@ -279,6 +369,8 @@ COMMANDS: dict[str, Callable[[Sequence[str]], str]] = {
     "sample": sample_command,
     "posterior": posterior_command,
     "evaluate": evaluate_command,
+    "sweep": sweep_command,
+    "sweep-figures": sweep_figures_command,
     "reproduce": reproduce_command,
     "demo": demo_command,
 }
@@ -325,10 +417,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(said)
     except BadArgument as error:
         _leave(str(error), 2)
-    except FloatingPointError as error:
+    except (FloatingPointError, FailedRuns) as error:
         _leave(str(error), 1)
-    except KeyboardInterrupt:
-        _leave("interrupted; a run folder that was being trained holds a checkpoint for --resume latest", 130)
+    except KeyboardInterrupt as error:
+        default = "interrupted; a run folder that was being trained holds a checkpoint for --resume latest"
+        _leave(str(error) or default, 130)
 
 
 def _leave(sentence: str, code: int) -> None:

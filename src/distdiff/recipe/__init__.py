@@ -2,6 +2,7 @@
 
 from .closed import GAUSSIAN, SNR, GaussianStudy, SnrStudy
 from .config import SCALES, AutoencoderRun, ImageRun, PointsRun, RunConfig
+from .heatmap import HEATMAPS, HeatmapStudy
 from .image import AUTOENCODER, COMPLEXITY, IMAGE_DEMO, IMAGE_STUDIES, IMAGES, ComplexityStudy, ImageStudy
 from .points import POINT_PEERS, STUDIES, PointStudy
 
@@ -9,6 +10,7 @@ __all__ = [
     "AUTOENCODER",
     "COMPLEXITY",
     "GAUSSIAN",
+    "HEATMAPS",
     "IMAGES",
     "IMAGE_DEMO",
     "IMAGE_STUDIES",
@@ -20,6 +22,7 @@ __all__ = [
     "AutoencoderRun",
     "ComplexityStudy",
     "GaussianStudy",
+    "HeatmapStudy",
     "ImageRun",
     "ImageStudy",
     "PointStudy",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from .._check import require_choice
 from ..recipe import SCALES
-from . import checkerboard, complexity, gaussian, images, mixture2d, snr
+from . import checkerboard, complexity, gaussian, heatmap, images, mixture2d, snr
 
 __all__ = ["EXPERIMENTS", "reproduce"]
 
@@ -18,6 +18,7 @@ EXPERIMENTS: dict[str, Callable[[str, Path], None]] = {
     "checkerboard": checkerboard.run,
     "complexity": complexity.run,
     **images.EXPERIMENTS,
+    **heatmap.EXPERIMENTS,
 }
 
 
