@@ -35,6 +35,7 @@ HELP = f"""usage: distdiff COMMAND ... (distdiff COMMAND --help says more)
   sweep RECIPE        train and score all combinations of some settings: tables, heatmaps, curves
   sweep-figures DIR   draw the figures of a sweep again
   reproduce NAME      run one of the paper's experiments: figures, numbers, a report
+  reproduce table NAME    compare all methods at each number of steps: Markdown, LaTeX, JSON
   demo                train a few-step model and its classical twin and compare them
 
 recipes: {", ".join(RECIPES)}
@@ -210,12 +211,13 @@ class SweepFiguresArgs:
 class ReproduceArgs:
     """Run one of the paper's experiments: figures as PNG and PDF, results.json, report.md."""
 
-    name: tyro.conf.Positional[str]
-    """gaussian, snr, mixture2d, checkerboard, digits, fashion-mnist, cifar10, complexity or heatmap-NAME."""
+    name: tyro.conf.Positional[tuple[str, ...]]
+    """gaussian, snr, mixture2d, checkerboard, digits, fashion-mnist, cifar10, complexity, heatmap-NAME, or: table NAME,
+    with one name or more of checkerboard, mixture2d, digits, fashion-mnist, cifar10, celeba, lsun, celebahq-latent."""
     scale: Scale = "small"
     """The paper's settings, minutes on two cores, or seconds for a test."""
     out: Path | None = None
-    """Folder for the result; results/NAME-SCALE by default."""
+    """Folder for the result; results/NAME-SCALE by default. Several tables lie in folders of their own below it."""
 
 
 @dataclass(frozen=True)
@@ -352,9 +354,17 @@ def reproduce_command(argv: Sequence[str]) -> str:
     from ..reproduce import EXPERIMENTS, reproduce
 
     args = _parse(ReproduceArgs, argv, "reproduce")
-    require_choice("experiment", args.name, EXPERIMENTS)
-    out = args.out or Path("results") / f"{args.name}-{args.scale}"
-    return f"Done. Look at {reproduce(args.name, args.scale, out)}"
+    first, *more = args.name or ("",)
+    names = [f"table {name}" for name in more] if first == "table" and more else [" ".join(args.name)]
+    for name in names:
+        require_choice("experiment", name, EXPERIMENTS)
+    places = {name: f"{name.replace(' ', '-')}-{args.scale}" for name in names}
+    alone = args.out if len(names) == 1 else None
+    reports = [
+        str(reproduce(name, args.scale, alone or (args.out or Path("results")) / place))
+        for name, place in places.items()
+    ]
+    return f"Done. Look at {', '.join(reports)}"
 
 
 def demo_command(argv: Sequence[str]) -> str:

@@ -5,6 +5,7 @@ from .config import SCALES, AutoencoderRun, ImageRun, PointsRun, RunConfig
 from .heatmap import HEATMAPS, HeatmapStudy
 from .image import AUTOENCODER, COMPLEXITY, IMAGE_DEMO, IMAGE_STUDIES, IMAGES, ComplexityStudy, ImageStudy
 from .points import POINT_PEERS, STUDIES, PointStudy
+from .table import TABLES, TableStudy
 
 __all__ = [
     "AUTOENCODER",
@@ -19,6 +20,7 @@ __all__ = [
     "SCALES",
     "SNR",
     "STUDIES",
+    "TABLES",
     "AutoencoderRun",
     "ComplexityStudy",
     "GaussianStudy",
@@ -29,6 +31,7 @@ __all__ = [
     "PointsRun",
     "RunConfig",
     "SnrStudy",
+    "TableStudy",
 ]
 
 RECIPES: dict[str, dict[str, RunConfig]] = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from .._check import require_choice
 from ..recipe import SCALES
-from . import checkerboard, complexity, gaussian, heatmap, images, mixture2d, snr
+from . import checkerboard, complexity, gaussian, heatmap, images, mixture2d, snr, table
 
 __all__ = ["EXPERIMENTS", "reproduce"]
 
@@ -19,6 +19,7 @@ EXPERIMENTS: dict[str, Callable[[str, Path], None]] = {
     "complexity": complexity.run,
     **images.EXPERIMENTS,
     **heatmap.EXPERIMENTS,
+    **table.EXPERIMENTS,
 }
 
 

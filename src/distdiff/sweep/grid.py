@@ -149,6 +149,4 @@ def check_cheaply(config: RunConfig) -> None:
     check_run(config)
     require_seed(config.seed)
     build_loss(config.loss, torch.eye(2))
-    points = isinstance(config, PointsRun)
-    noise = config.network.noise_dim if isinstance(config, PointsRun) else config.network.noise
-    check_fit(config.loss, config.batch_size, "network.noise_dim" if points else "network.noise", noise)
+    check_fit(config.loss, config.batch_size, config.network, config.init)

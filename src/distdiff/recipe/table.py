@@ -1,0 +1,218 @@
+"""The comparison tables: NFE x method, as the paper lays them out, and at sizes that two CPU cores manage.
+
+A study lists the models to train and the columns that are read off them: one model may serve several columns (the
+classical model is sampled by the SDE or DDIM, by DPM-Solver++, and as flow matching by Euler), and one column several
+models (a distilled student is trained for a number of steps). Every model has the width, data, batch and, unless it is
+a student, the gradient steps of the distributional one. `matched` lists models that are trained once more, for the
+wall time that the distributional model took.
+
+At `small` a student is trained for as many steps as its teacher. `paper` keeps the settings and the numbers of
+the paper's own tables, which stand beside ours where the experiment is the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .config import ImageRun, PointsRun, RunConfig
+from .image import IMAGES
+from .points import STUDIES
+
+__all__ = ["TABLES", "Column", "Model", "TableStudy"]
+
+NFE = (1, 2, 4, 8, 15)
+PAPER_NFE = (2, 4, 8, 10, 12, 15)
+CHURNS = (0.0, 0.5, 1.0)
+
+
+@dataclass(frozen=True)
+class Model:
+    """Something to train, once a seed."""
+
+    run: RunConfig
+    teacher: str | None = None
+    """The model it starts from."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A method of the table: how its models are sampled."""
+
+    models: dict[int, str]
+    """The model that is asked up to and including a number of steps; the last one serves all above."""
+    samplers: tuple[str, ...]
+    """Samplers tried."""
+    churns: tuple[float, ...] = (1.0,)
+    """Churns tried, by the samplers that have one."""
+    grids: tuple[str, ...] = ("uniform",)
+    """Time grids tried."""
+
+    def model(self, nfe: int) -> str:
+        """The name of the model for a number of steps."""
+        return self.models[min((k for k in self.models if k >= nfe), default=max(self.models))]
+
+
+@dataclass(frozen=True)
+class TableStudy:
+    models: dict[str, Model]
+    columns: dict[str, Column]
+    nfe: tuple[int, ...] = NFE
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Training seeds."""
+    metric: str = "D"
+    """D (points), fd or fid."""
+    n: int = 2048
+    """Samples a score."""
+    n_reference: int | None = None
+    """Held-out data compared with; all by default."""
+    workers: int = 1
+    """Processes at once; a single one uses all cores."""
+    matched: tuple[str, ...] = ()
+    """Models trained again for as long as the distributional one took."""
+    matched_seeds: tuple[int, ...] = (0,)
+    """Training seeds of these."""
+    paper: dict[str, dict[int, float]] = field(default_factory=dict)
+    """The paper's numbers by column and NFE, where its experiment is the same."""
+
+
+def _columns(students: dict[int, str], peers: bool) -> dict[str, Column]:
+    """The paper's columns, its future work, and the peers."""
+
+    def one(name: str) -> dict[int, str]:
+        return {1: name}
+
+    columns = {
+        "Diffusion": Column(one("diffusion"), ("distributional",), CHURNS),
+        "DPM-Solver++": Column(one("diffusion"), ("dpm++", "sde-dpm++"), grids=("uniform", "logsnr", "edm")),
+        "Distributional": Column(one("distributional"), ("distributional",), CHURNS),
+        "Distillation": Column(students, ("distributional",), CHURNS),
+        "Distributional student": Column(one("student"), ("distributional",), CHURNS),
+    }
+    if peers:
+        columns |= {
+            "Flow matching": Column(one("diffusion"), ("euler",)),
+            "OT-CFM": Column(one("ot-flow"), ("euler",)),
+            "MeanFlow": Column(one("mean-flow"), ("mean-flow",)),
+        }
+    return columns
+
+
+def _study(
+    ours: RunConfig, classical: RunConfig, lengths: dict[int, float], peers: bool = True, **options: Any
+) -> TableStudy:
+    """All columns for a distributional run and its classical twin; `lengths` are k and the student's share of steps."""
+    assert isinstance(classical, (PointsRun, ImageRun))
+    assert isinstance(ours, (PointsRun, ImageRun))
+    models = {"distributional": Model(ours), "diffusion": Model(classical)}
+    students = {k: f"distilled-{k}" for k in lengths}
+    for k, share in lengths.items():
+        loss = replace(classical.loss, kind="moment-matching", k=k)
+        models[students[k]] = Model(replace(classical, steps=round(share * classical.steps), loss=loss), "diffusion")
+    models["student"] = Model(replace(ours, steps=ours.steps // 2), "diffusion")
+    if peers:
+        models["ot-flow"] = Model(replace(classical, loss=replace(classical.loss, kind="ot-flow")))
+        models["mean-flow"] = Model(
+            replace(
+                classical,
+                loss=replace(classical.loss, kind="mean-flow"),
+                network=replace(classical.network, spans=True),  # type: ignore[arg-type]
+            )
+        )
+    return TableStudy(models, _columns(students, peers), **options)
+
+
+def _points(name: str, scale: str, **options: Any) -> TableStudy:
+    models = STUDIES[name][scale].models
+    return _study(models["distributional"], models["diffusion"], {2: 1.0, 4: 1.0, 8: 1.0}, **options)
+
+
+def _images(name: str, scale: str, lengths: dict[int, float] | None = None, **options: Any) -> TableStudy:
+    lengths = lengths or {2: 1.0, 4: 1.0, 8: 1.0}
+    return _study(IMAGES[name][scale], IMAGES[f"{name}-diffusion"][scale], lengths, **options)
+
+
+def _paper(name: str, numbers: dict[str, tuple[float, ...]]) -> TableStudy:
+    """A table of the appendix: 100,000 steps a student, its number of steps the table's."""
+    share = 100_000 / IMAGES[name]["paper"].steps
+    columns = {column: dict(zip(PAPER_NFE, values, strict=True)) for column, values in numbers.items()}
+    lengths = dict.fromkeys(PAPER_NFE, share)
+    return _images(name, "paper", lengths, nfe=PAPER_NFE, metric="fid", n=50_000, paper=columns, peers=False)
+
+
+_TINY: dict[str, Any] = {"nfe": (1, 2), "seeds": (0, 1), "n": 64}
+_PEERS = ("diffusion", "ot-flow", "mean-flow")
+
+TABLES: dict[str, dict[str, TableStudy]] = {
+    **{
+        name: {
+            "paper": _points(name, "paper", n=16384),
+            "small": _points(name, "small", n=16384, workers=2, matched=_PEERS),
+            "smoke": _points(name, "smoke", **_TINY, matched=("diffusion",)),
+        }
+        for name in ("checkerboard", "mixture2d")
+    },
+    "digits": {
+        "paper": _images("digits", "paper", metric="fd"),
+        "small": _images("digits", "small", metric="fd", n=1440, workers=2, matched=_PEERS),
+        "smoke": _images("digits", "smoke", metric="fd", **_TINY),
+    },
+    "fashion-mnist": {
+        "paper": _images("fashion-mnist", "paper", metric="fid", n=50_000),
+        "small": _images("fashion-mnist", "small", metric="fd", seeds=(0,), workers=2, n_reference=4000),
+        "smoke": _images("fashion-mnist", "smoke", metric="fd", **_TINY),
+    },
+    "cifar10": {
+        "paper": _paper(
+            "cifar10",
+            {
+                "Diffusion": (80.77, 23.31, 7.53, 5.67, 4.83, 3.61),
+                "DPM-Solver++": (19.41, 12.60, 3.95, 3.55, 3.69, 3.91),
+                "Distributional": (29.33, 4.67, 3.21, 3.19, 3.03, 2.87),
+                "Distillation": (5.19, 3.84, 3.13, 2.99, 2.93, 2.76),
+            },
+        ),
+        "small": _images("cifar10", "small", metric="fd", seeds=(0,), workers=2, n_reference=4000),
+        "smoke": _images("cifar10", "smoke", metric="fd", **_TINY),
+    },
+    "celeba": {
+        "paper": _paper(
+            "celeba",
+            {
+                "Diffusion": (62.85, 26.25, 13.07, 11.67, 10.00, 8.51),
+                "DPM-Solver++": (58.39, 20.39, 17.28, 22.48, 23.23, 23.53),
+                "Distributional": (81.79, 22.98, 4.94, 3.60, 3.37, 3.45),
+                "Distillation": (7.02, 6.47, 4.43, 4.43, 4.25, 4.27),
+            },
+        ),
+        "small": _images("celeba", "small", metric="fd", seeds=(0,), workers=2, n_reference=4000),
+        "smoke": _images("celeba", "smoke", metric="fd", **_TINY),
+    },
+    "lsun": {
+        "paper": _paper(
+            "lsun",
+            {
+                "Diffusion": (238.85, 41.57, 10.82, 9.08, 7.04, 6.51),
+                "DPM-Solver++": (120.99, 43.60, 12.95, 17.85, 16.07, 23.91),
+                "Distributional": (233.24, 69.90, 9.79, 7.14, 6.12, 5.78),
+                "Distillation": (16.04, 5.54, 4.52, 4.64, 3.81, 4.39),
+            },
+        ),
+        "small": _images("lsun", "small", metric="fd", seeds=(0,), workers=2, n_reference=4000),
+        "smoke": _images("lsun", "smoke", metric="fd", **_TINY),
+    },
+    "celebahq-latent": {
+        "paper": _paper(
+            "celebahq-latent",
+            {
+                "Diffusion": (101.47, 53.83, 15.60, 11.89, 9.97, 8.39),
+                "DPM-Solver++": (114.44, 26.05, 20.70, 21.84, 24.61, 27.31),
+                "Distributional": (67.60, 23.80, 9.84, 8.15, 7.04, 6.21),
+                "Distillation": (37.88, 14.47, 8.22, 6.76, 6.05, 5.46),
+            },
+        ),
+        "small": _images("celebahq-latent", "small", metric="fd", seeds=(0,), workers=2, n_reference=4000),
+        "smoke": _images("celebahq-latent", "smoke", metric="fd", **_TINY),
+    },
+}
+"""Tables by name and scale."""
