@@ -32,7 +32,7 @@ def page(results: Path, target: Path) -> str:
 
 def _section(report: str, numbers: dict[str, object], folder: Path, target: Path) -> str:
     """A report one level down, its pictures found from the page."""
-    place = Path(*[".."] * (len(target.parts) - 1)) / folder
+    place = Path(*[".."] * (len(target.parts) - 1)) / folder.parent.name / folder.name
     lowered = re.sub(r"^#", "##", report, flags=re.MULTILINE)
     linked = re.sub(r"\]\(([^)/]+\.png)\)", lambda found: f"]({(place / found[1]).as_posix()})", lowered)
     versions = numbers.get("versions")

@@ -86,6 +86,9 @@ def pick_device(name: str) -> torch.device:
 
 def build_loss(config: LossConfig, data: Tensor) -> Loss | MomentMatching:
     """The loss; kernels that take their width from the data measure it on `data` (n, *event), in batches of 512."""
+    require_count("loss.warmup", config.warmup, least=0)
+    for name, value in (("loss.patches", config.patches), ("loss.warmup", config.warmup)):
+        require(config.kind == "conditional" or not value, name, value, "left out unless loss.kind is conditional")
     weighting: Weighting = NoWeighting() if config.weighting == "none" else Sigmoid(config.bias)
     if config.kind == "regression":
         return RegressionLoss(weighting=weighting)
@@ -95,12 +98,7 @@ def build_loss(config: LossConfig, data: Tensor) -> Loss | MomentMatching:
         return MeanFlowLoss(weighting=weighting, times=config.times, span_share=config.span_share, power=config.power)
     if config.kind == "moment-matching":
         return MomentMatching(k=config.k, weighting=weighting)
-    kind, more = POPULATION_LOSSES[config.kind], {}
-    if config.patches:
-        require(
-            config.kind == "conditional", "loss.patches", config.patches, "left out unless loss.kind is conditional"
-        )
-        more = {"patches": config.patches}
+    kind, more = POPULATION_LOSSES[config.kind], {"patches": config.patches} if config.patches else {}
     return kind(kernel=_kernel(config, data), lam=config.lam, m=config.m, weighting=weighting, **more)
 
 

@@ -176,7 +176,7 @@ class ImageTask(PictureTask):
         return torch.cat([self.encode(to_float(part)) for part in pixels.split(512)])
 
     def phases(self) -> list[Phase]:
-        return denoiser_phases(self.modules, self.loss)
+        return denoiser_phases(self.modules, self.loss, self.config.loss.warmup)
 
     def prepare(self, batch: Any, device: torch.device, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
         x, cond = super().prepare(batch, device, generator)

@@ -22,7 +22,7 @@ from .._check import require, require_choice, require_count, require_seed
 from ..baseline.distill import MomentMatching
 from ..data.toy import TOYS
 from ..denoiser import Denoiser
-from ..loss import Loss
+from ..loss import ConditionalLoss, Loss
 from ..nn import MLP
 from ..random import stream
 from ..recipe.config import MLPConfig, PointData, PointsRun, RunConfig
@@ -98,12 +98,13 @@ class Task(ABC):
 class DenoiserObjective(nn.Module):
     """A denoiser and its loss as one module, so that its forward pass is what processes share gradients of."""
 
-    def __init__(self, denoiser: Denoiser, loss: Loss) -> None:
+    def __init__(self, denoiser: Denoiser, loss: Loss, warmup: int = 0) -> None:
         super().__init__()
-        self.denoiser, self.loss = denoiser, loss
+        self.denoiser, self.loss, self.warmup = denoiser, loss, warmup
+        self.first = replace(loss, m=1, lam=0.0) if isinstance(loss, ConditionalLoss) else loss
 
     def forward(self, x0: Tensor, cond: Any, generator: torch.Generator, step: int) -> Tensor:
-        return self.loss(self.denoiser, x0, cond, generator)
+        return (self.first if step < self.warmup else self.loss)(self.denoiser, x0, cond, generator)
 
 
 class DistillationObjective(nn.Module):
@@ -131,12 +132,12 @@ def denoiser_modules(model: Denoiser, loss: Loss | MomentMatching) -> dict[str, 
     return {"model": model, "auxiliary": copy.deepcopy(model), "teacher": copy.deepcopy(model).requires_grad_(False)}
 
 
-def denoiser_phases(modules: dict[str, nn.Module], loss: Loss | MomentMatching) -> list[Phase]:
-    """What a run that trains a denoiser minimises in each step."""
+def denoiser_phases(modules: dict[str, nn.Module], loss: Loss | MomentMatching, warmup: int) -> list[Phase]:
+    """What a run that trains a denoiser minimises in each step; in the first `warmup` ones with a single draw."""
     if isinstance(loss, Loss):
         model = modules["model"]
         assert isinstance(model, Denoiser)
-        return [Phase("loss", DenoiserObjective(model, loss), list(model.parameters()))]
+        return [Phase("loss", DenoiserObjective(model, loss, warmup), list(model.parameters()))]
     phases = (("auxiliary", loss.auxiliary, "auxiliary"), ("student", loss.student, "model"))
     return [
         Phase(name, DistillationObjective(trained, values, modules), list(modules[trained].parameters()))
@@ -177,7 +178,7 @@ class PointsTask(Task):
         self.modules = denoiser_modules(self.model, self.loss)
 
     def phases(self) -> list[Phase]:
-        return denoiser_phases(self.modules, self.loss)
+        return denoiser_phases(self.modules, self.loss, self.config.loss.warmup)
 
     def load(self, rows: list[int]) -> Tensor:
         return self.data[rows]
