@@ -140,7 +140,10 @@ BAD = [
     ("train mixture2d --loss.weighting sigmoid --loss.bias nan", "bias must be a finite number, got nan"),
     ("reproduce everything", "experiment must be one of gaussian, snr, mixture2d, checkerboard, complexity, "),
     ("reproduce snr --scale smoke --out file/x", "out must be a folder that can be written to, got 'file/x'"),
-    ("fly", "command must be one of train, sample, posterior, evaluate, reproduce, demo, got 'fly'"),
+    (
+        "fly",
+        "command must be one of train, sample, posterior, evaluate, sweep, sweep-figures, reproduce, demo, got 'fly'",
+    ),
 ]
 
 

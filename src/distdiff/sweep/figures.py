@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..figure import COLORS, canvas, plain_ticks
-from .grid import show
+from .grid import KERNEL_PARAMETERS, show, value_of
 from .table import Cell, SweepTable
 
 __all__ = [
@@ -27,8 +27,6 @@ __all__ = [
 
 SYMBOLS = {"loss.lam": "λ", "loss.beta": "β", "loss.c": "c", "loss.gamma": "γ", "loss.kernel": "kernel", "loss.m": "m"}
 NAMES = {"mmd": "D", "fd": "fd", "fid": "FID"}
-KERNELS = {"energy": "loss.beta", "imq": "loss.c", "rbf": "loss.gamma", "exp": "loss.gamma"}
-"""The parameter of each kernel."""
 KERNEL_COLORS = {"energy": "#0b7a75", "imq": "#d9822b", "rbf": "#6f6fc8", "exp": "#b4283c"}
 MASK = 3.0
 """Cells that are worse than this many times the best of their panel are greyed, unless a threshold is given."""
@@ -50,9 +48,9 @@ def level(table: SweepTable, score: float) -> float:
 
 def number(value: float) -> str:
     """A score in as few characters as tell it apart."""
-    if value == 0 or 0.01 <= abs(value) < 1000:
-        return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
-    return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e+")
+    if value != 0 and not 0.095 <= abs(value) < 9999.5:
+        return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e+")
+    return f"{value:.{2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0}f}"
 
 
 def split(table: SweepTable) -> tuple[SweepTable, SweepTable]:
@@ -71,10 +69,12 @@ def varying(table: SweepTable) -> list[str]:
     return [axis for axis in table.axes if len(table.values(axis)) > 1]
 
 
-def parameter(table: SweepTable) -> str | None:
-    """The axis beside lambda that is shown: the kernel's parameter, or else the first other one."""
+def parameter(table: SweepTable, kernel: str | None = None) -> str | None:
+    """The axis beside lambda that is shown: the kernel's parameter, or else the first that is none of a kernel."""
+    own = KERNEL_PARAMETERS[kernel or value_of(table.sweep.base, "loss.kernel")]
     there = [axis for axis in varying(table) if axis not in ("loss.lam", "loss.kernel")]
-    return next((axis for axis in there if axis in KERNELS.values()), there[0] if there else None)
+    others = [axis for axis in there if axis not in KERNEL_PARAMETERS.values()]
+    return own if own in there else others[0] if others else None
 
 
 def draw_figures(
@@ -126,7 +126,7 @@ def heatmap_figures(
     """A panel for each number of steps: lambda across, the kernel's parameter upwards, scores in the cells."""
     from matplotlib.colors import LogNorm
 
-    across, up = "loss.lam", parameter(table)
+    across, up = "loss.lam", parameter(table, kernel)
     if "loss.lam" not in varying(table) or up is None:
         return
     cells, columns, rows = table.best_by(across, up), table.values(across), table.values(up)
@@ -156,7 +156,8 @@ def heatmap_figures(
             figure,
             name,
             f"{_score_name(table)} against λ and {symbol(up)} at the best churn, a panel for each number of steps. The "
-            f"best cell of a panel is framed; grey cells are {rule}.",
+            f"best cell of a panel is framed; grey cells are {rule}"
+            + ("; hatched ones have no score." if len(cells) < len(steps) * len(columns) * len(rows) else "."),
         )
 
 
@@ -208,11 +209,11 @@ def _colormap() -> Any:
 def _colorbar(figure: Any, panels: Any, norm: Any, colors: Any) -> None:
     from matplotlib.cm import ScalarMappable
 
-    bar = figure.colorbar(ScalarMappable(norm, colors), ax=panels, shrink=0.85, pad=0.02, aspect=22)
-    bar.set_ticks([1, 1.5, 2, 3], labels=["best", "1.5×", "2×", "3×"])
+    bar = figure.colorbar(ScalarMappable(norm, colors), ax=panels, pad=0.02, aspect=22)
+    bar.set_ticks([1, 1.5, 2, 3], labels=["1", "1.5", "2", "3"])
     bar.ax.minorticks_off()
     bar.outline.set_visible(False)
-    bar.set_label("compared with the best of the panel")
+    bar.set_label("times the panel's best", fontsize=9)
 
 
 def _score_name(table: SweepTable) -> str:
@@ -235,7 +236,9 @@ def best_values(table: SweepTable, axis: str) -> dict[int, tuple[Any, list[Any]]
 def best_figure(table: SweepTable, keep: Keep) -> None:
     """The best value of each axis that varies against the number of steps."""
     kernels = "loss.kernel" in varying(table)
-    shown = [axis for axis in varying(table) if axis == "loss.lam" or not (kernels and axis in KERNELS.values())]
+    shown = [
+        axis for axis in varying(table) if axis == "loss.lam" or not (kernels and axis in KERNEL_PARAMETERS.values())
+    ]
     shown = [axis for axis in shown if len(table.values(axis)) > 1]
     if not shown or len(table.steps) < 2:
         return
@@ -275,7 +278,7 @@ def curves_figure(table: SweepTable, keep: Keep, line: tuple[str, float] | None)
     cells = table.best_by(*([axis] if axis else []))
     values = table.values(axis) if axis else [None]
     shades = colormaps["viridis"]([0.85 * (1 - i / max(len(values) - 1, 1)) for i in range(len(values))])
-    with canvas(size=(6.2, 4.2)) as (figure, axes):
+    with canvas(size=(7.2, 4.0)) as (figure, axes):
         for value, color in zip(values, shades, strict=True):
             key = (lambda n, v=value: (n, v)) if axis else (lambda n: (n,))
             points = [(n, level(table, cells[key(n)].score)) for n in table.steps if key(n) in cells]
@@ -296,7 +299,7 @@ def kernels_figure(table: SweepTable, keep: Keep, lam: float | None, line: tuple
     cells = table.best_by("loss.kernel")
     if not cells:
         return
-    with canvas(size=(6.2, 4.2)) as (figure, axes):
+    with canvas(size=(7.2, 4.0)) as (figure, axes):
         for kernel in table.values("loss.kernel"):
             points = [(n, level(table, cells[n, kernel].score)) for n in table.steps if (n, kernel) in cells]
             axes.plot(*zip(*points, strict=True), "o-", color=KERNEL_COLORS[kernel], label=kernel)
@@ -314,10 +317,12 @@ def _finish_curves(axes: Any, table: SweepTable, line: tuple[str, float] | None)
         axes.axhspan(
             0.5 * table.floor_error, table.floor_error, color="#eeeeee", zorder=0, label="below the floor's error"
         )
-    axes.set(xscale="log", yscale="log", xlabel="denoising steps", ylabel=f"{_score_name(table)}")
+    axes.set(
+        xscale="log", yscale="log", xlabel="denoising steps", ylabel=f"{NAMES[table.sweep.metric]} (lower is better)"
+    )
     if table.sweep.metric == "mmd":
         axes.set_xticks(table.steps, [str(count) for count in table.steps])
         axes.minorticks_off()
     else:
         plain_ticks(axes, table.steps)
-    axes.legend(fontsize=9)
+    axes.legend(fontsize=9, loc="center left", bbox_to_anchor=(1.01, 0.5))

@@ -22,6 +22,7 @@ from ..recipe.config import ImageRun, PointsRun, RunConfig
 from ..train.build import build_loss, check_fit, check_run
 
 __all__ = [
+    "KERNEL_PARAMETERS",
     "Settings",
     "apply",
     "check_cheaply",
@@ -36,6 +37,10 @@ __all__ = [
 
 Settings = dict[str, Any]
 """Values by dotted names."""
+
+
+KERNEL_PARAMETERS = {"energy": "loss.beta", "imq": "loss.c", "rbf": "loss.gamma", "exp": "loss.gamma"}
+"""The parameter of each kernel."""
 
 
 def known_settings(kind: type, prefix: str = "") -> dict[str, Any]:
@@ -117,8 +122,16 @@ def apply(config: Any, settings: Mapping[str, Any]) -> Any:
 
 
 def combinations(grid: Mapping[str, Sequence[Any]]) -> list[Settings]:
-    """All combinations of the grid's values, the last name running fastest."""
-    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    """All combinations of the grid's values, the last name running fastest.
+
+    Where kernels are on the grid, each is combined with values of its own parameter only.
+    """
+    found = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    if "loss.kernel" not in grid:
+        return found
+    foreign = {kernel: set(KERNEL_PARAMETERS.values()) - {own} for kernel, own in KERNEL_PARAMETERS.items()}
+    own = [{k: v for k, v in settings.items() if k not in foreign[settings["loss.kernel"]]} for settings in found]
+    return [settings for index, settings in enumerate(own) if settings not in own[:index]]
 
 
 def show(value: Any) -> str:

@@ -31,7 +31,7 @@ def findings(table: SweepTable) -> list[str]:
         best = {count: value for count, (value, _) in found.items()}
         first, last = ours.steps[0], ours.steps[-1]
         listed = ", ".join(f"{show(value)} at {count}" for count, value in best.items())
-        span = f"from {show(best[first])} at {first} steps to {show(best[last])} at {last}"
+        span = f"from {show(best[first])} at {_steps(first)} to {show(best[last])} at {last}"
         if lambda_falls(table):
             verdict = f"falls {span}, as in the paper"
         elif best[last] < best[first]:
@@ -40,7 +40,7 @@ def findings(table: SweepTable) -> list[str]:
             verdict = f"does not fall: {span}"
         sentences.append(f"The best λ {verdict}. By number of steps: {listed}.")
         ties = [
-            f"{count} steps: {', '.join(show(v) for v in equal)}"
+            f"{_steps(count)}: {', '.join(show(v) for v in equal)}"
             for count, (_, equal) in found.items()
             if len(equal) > 1
         ]
@@ -51,12 +51,17 @@ def findings(table: SweepTable) -> list[str]:
         where = ", ".join(f"{symbol(axis)} = {show(cell.settings[ours.axes.index(axis)])}" for axis in varying(ours))
         churn = "" if cell.churn is None else f", churn {cell.churn:g}"
         sentences.append(
-            f"Best {metric}: {number(cell.score)} at {cell.steps} steps" + (f" with {where}{churn}." if where else ".")
+            f"Best {metric}: {number(cell.score)} at {_steps(cell.steps)}"
+            + (f" with {where}{churn}." if where else ".")
         )
     if theirs.rows:
         cell = min(theirs.cells(), key=lambda c: c.score)
-        sentences.append(f"The classical model's best: {number(cell.score)} at {cell.steps} steps.")
+        sentences.append(f"The classical model's best: {number(cell.score)} at {_steps(cell.steps)}.")
     return sentences
+
+
+def _steps(count: int) -> str:
+    return f"{count} step{'s' * (count > 1)}"
 
 
 def best_table(table: SweepTable) -> str:

@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -54,12 +54,11 @@ def work(
         try:
             _train_and_score(folder, name, tell, stopped)
         except (BadArgument, FloatingPointError) as error:
-            print(error, file=sys.stderr, flush=True)
+            print(error, file=sys.stderr)
             folder.write_error(name, str(error))
             return Outcome("failed")
         except Exception as error:
             traceback.print_exc()
-            sys.stderr.flush()
             folder.write_error(name, f"{type(error).__name__}: {error}")
             return Outcome("failed", sound=False)
     return Outcome("finished")
@@ -93,7 +92,7 @@ def _train_and_score(
     _train(config, folder, name, tell, stopped)
 
     def report(label: str, total: int) -> Callable[[int], object]:
-        print(label, flush=True)
+        print(label)
 
         def advance(done: int) -> None:
             if stopped():
@@ -110,7 +109,7 @@ def _train_and_score(
     folder.write_scores(
         name, {"metric": sweep.metric, "n": sweep.n, "train_seconds": run.seconds(), **floor, "rows": rows}
     )
-    print("scored", flush=True)
+    print("scored")
 
 
 def _train(
@@ -126,7 +125,7 @@ def _train(
     done = run.done(config)
     if done == config.steps:
         return
-    print(f"training from step {done or 0} of {config.steps}", flush=True)
+    print(f"training from step {done or 0} of {config.steps}")
     with closing(
         train(config, run.path, resume="latest" if done is not None else False, overwrite=done is None)
     ) as steps:
@@ -142,15 +141,12 @@ def _logging_to(file: Path) -> Iterator[None]:
     sys.stdout.flush()
     sys.stderr.flush()
     before = [os.dup(number) for number in (1, 2)]
-    log = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    try:
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        yield
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for number, old in zip((1, 2), before, strict=True):
-            os.dup2(old, number)
-            os.close(old)
-        os.close(log)
+    with file.open("a", buffering=1) as log, redirect_stdout(log), redirect_stderr(log):
+        try:
+            for number in (1, 2):
+                os.dup2(log.fileno(), number)
+            yield
+        finally:
+            for number, old in zip((1, 2), before, strict=True):
+                os.dup2(old, number)
+                os.close(old)
