@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from dataclasses import replace
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from distdiff import Denoiser, FlowMatching, GaussianPosterior, discrepancy, sample
 from distdiff.baseline import MomentMatching
@@ -155,13 +155,64 @@ def test_times_are_safe_and_on_the_steps_of_the_sampler():
     s, t = MomentMatching(k=k).times(denoiser, 20_000, torch.Generator().manual_seed(0), torch.zeros(1))
     grid = time_grid(denoiser.schedule, k, t_max=0.98).flip(0).float()
     assert bool((s < t).all())
-    assert float(s.min()) >= 0.02
+    assert float(s.min()) >= 0.02 - 1e-6
     assert float(t.max()) <= 0.98 + 1e-6
     step = torch.bucketize(t, grid) - 1
     assert bool((s >= grid[step].clamp_min(0.02) - 1e-6).all())
     assert torch.bincount(step).float().div(len(t)).sub(1 / k).abs().max() < 0.02
     with pytest.raises(ValueError, match="k must be less than 49, the steps that are safe, got 50"):
         MomentMatching(k=50).require_room(denoiser)
+
+
+class AroundTheMean(nn.Module):
+    """The exact posterior mean of a mixture plus a network that is zero at first."""
+
+    def __init__(self, exact: MixturePosterior) -> None:
+        super().__init__()
+        self.exact, self.change = exact, MLP(2, width=48, depth=2, time_width=16)
+        nn.init.zeros_(self.change.output.weight)
+        nn.init.zeros_(self.change.output.bias)
+
+    def forward(self, xt, t, xi=None, cond=None):
+        return self.exact.mean(xt, t)[:, None] + self.change(xt, t)
+
+
+def test_distillation_recovers_the_samples_of_an_exact_mixture_teacher_in_four_steps():
+    torch.manual_seed(0)
+    means, steps, rate = torch.tensor([[-2.0, -2], [-2, 2], [2, -2], [2, 2], [0, 0]]), 700, 1e-3
+    exact = MixturePosterior(means, 0.3)
+    teacher, student, auxiliary = (Denoiser(AroundTheMean(exact)) for _ in range(3))
+    averaged = AveragedModel(student, multi_avg_fn=get_ema_multi_avg_fn(0.99))
+    loss, noise = MomentMatching(k=4), torch.Generator().manual_seed(1)
+    phases = [
+        (values, torch.optim.Adam(network.parameters(), betas=(0.0, 0.99)))
+        for values, network in ((loss.auxiliary, auxiliary), (loss.student, student))
+    ]
+
+    def data(count: int) -> torch.Tensor:
+        rows = torch.randint(len(means), (count,), generator=noise)
+        return means[rows] + 0.3 * torch.randn(count, 2, generator=noise)
+
+    for step in range(steps):
+        for values, optimizer in phases:
+            optimizer.param_groups[0]["lr"] = rate * (1 + math.cos(math.pi * step / steps)) / 2
+            optimizer.zero_grad()
+            values(teacher, student, auxiliary, data(128), generator=noise).mean().backward()
+            optimizer.step()
+        averaged.update_parameters(student)
+
+    real = data(4096)
+
+    def score(denoiser: nn.Module, churn: float) -> float:
+        return float(discrepancy(RBF(1.0), sample(denoiser, (4096, 2), 4, churn), real))
+
+    floor = abs(float(discrepancy(RBF(1.0), data(4096), real)))
+    best = min(score(teacher, churn) for churn in (0.0, 0.5, 1.0))
+    found = score(averaged.module, 1.0)
+    print("SCORES", floor, best, found, [score(averaged.module, c) for c in (0.0, 0.5)])
+    assert best > 0.015
+    assert found < best / 5
+    assert found < floor + 3e-3
 
 
 def test_a_student_starts_as_its_teacher_in_all_three_networks(teacher):

@@ -94,7 +94,7 @@ def measure(
     `batch_size` at once, by default as many as a held-out set has points.
     """
     require_between("repeats", repeats, 1, len(reference.sets))
-    shape, size = (reference.points * repeats, 2), batch_size or reference.points
+    shape, size = (reference.points * repeats, 2), reference.points if batch_size is None else batch_size
     x = sample_with(denoiser, shape, steps, sampler, churn, grid, seed, batch_size=size, callback=callback)
     return reference.compare(x.cpu().split(reference.points))
 
