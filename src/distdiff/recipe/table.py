@@ -143,8 +143,8 @@ def _points(name: str, scale: str, **options: Any) -> TableStudy:
 
 def _images(name: str, scale: str, distilled: Students | None = None, **options: Any) -> TableStudy:
     lengths = {"paper": Students(steps=100_000, lr=1e-4, ema=0.9999), "small": Students(), "smoke": Students(steps=2)}
-    pair = (IMAGES[name + suffix][scale] for suffix in ("", "-diffusion"))
-    return _study(*pair, distilled or lengths[scale], **options)
+    ours, classical = IMAGES[name][scale], IMAGES[f"{name}-diffusion"][scale]
+    return _study(ours, classical, distilled or lengths[scale], **options)
 
 
 def _paper(name: str, numbers: dict[str, tuple[float, ...]]) -> TableStudy:
