@@ -10,13 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from distdiff import RBF, discrepancy, sample
+from distdiff import RBF, ConditionalLoss, Energy, discrepancy, sample
 from distdiff.data.toy import Checkerboard, Mixture2D
 from distdiff.random import BlockGenerator, rand, stream
 from distdiff.recipe import RECIPES, SCALES, STUDIES
-from distdiff.recipe.config import OptimConfig, PointsRun
-from distdiff.train import RunFolder, build_data, check, load_denoiser, train
+from distdiff.recipe.config import LossConfig, OptimConfig, PointsRun
+from distdiff.train import RunFolder, build_data, build_denoiser, build_loss, check, load_denoiser, train
 from distdiff.train.loop import TrainState, learning_rate
+from distdiff.train.task import DenoiserObjective
 
 SMOKE = RECIPES["mixture2d"]["smoke"]
 
@@ -349,3 +350,33 @@ def test_a_run_folder_is_written_aside_and_renamed(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         folder.save(folder.weights, {"a": torch.zeros(2)})
     assert torch.equal(load_file(folder.weights)["a"], torch.ones(2))
+
+
+def test_the_warm_up_scores_a_single_draw_and_then_the_population():
+    denoiser = build_denoiser(SMOKE.network)
+    full = ConditionalLoss(kernel=Energy(1.0), lam=1.0, m=4)
+    objective = DenoiserObjective(denoiser, full, warmup=3)
+    x0 = torch.randn(8, 2, generator=torch.Generator().manual_seed(0))
+
+    def value(loss_at: int) -> torch.Tensor:
+        return objective(x0, None, torch.Generator().manual_seed(1), loss_at)
+
+    alone = ConditionalLoss(kernel=Energy(1.0), lam=0.0, m=1)(denoiser, x0, None, torch.Generator().manual_seed(1))
+    population = full(denoiser, x0, None, torch.Generator().manual_seed(1))
+    assert not torch.equal(alone, population)
+    assert all(torch.equal(value(step), alone) for step in (0, 2))
+    assert all(torch.equal(value(step), population) for step in (3, 9))
+
+
+def test_a_run_resumed_within_its_warm_up_is_the_uninterrupted_one(tmp_path):
+    config = replace(SMOKE, steps=6, loss=replace(SMOKE.loss, warmup=4))
+    finish(train(config, tmp_path / "whole"))
+    finish(itertools.islice(train(config, tmp_path / "parts"), 2))
+    finish(train(config, tmp_path / "parts", resume=True))
+    whole, parts = (last_checkpoint(tmp_path / name) for name in ("whole", "parts"))
+    assert all(torch.equal(whole[key], parts[key]) for key in whole)
+
+
+def test_a_warm_up_is_for_the_conditional_loss_alone():
+    with pytest.raises(ValueError, match=r"loss\.warmup must be left out unless loss\.kind is conditional, got 5"):
+        build_loss(LossConfig(kind="regression", warmup=5), torch.eye(2))
