@@ -71,7 +71,7 @@ def _classical(config: ImageRun) -> ImageRun:
     return replace(
         config,
         network=replace(config.network, noise=False, branch_at=0, prediction="velocity"),
-        loss=replace(config.loss, kind="regression", lam=0.0, m=1, patches=()),
+        loss=replace(config.loss, kind="regression", lam=0.0, m=1, patches=(), warmup=0),
         evaluation=replace(config.evaluation, steps=100 if config.evaluation.steps == 10 else config.evaluation.steps),
     )
 
@@ -99,8 +99,8 @@ _digits_small = replace(
     SMALL,
     steps=2_000,
     data=_DIGITS,
-    network=replace(SMALL.network, multipliers=(1, 2), patch=1, branch_at=3),
-    loss=replace(SMALL.loss, m=8, patches=(4,)),
+    network=replace(SMALL.network, multipliers=(1, 2), patch=1),
+    loss=replace(SMALL.loss, m=4, patches=(2, 4), warmup=1_000),
 )
 _smoke_digits = replace(SMOKE, data=_DIGITS)
 _colour_small = replace(SMALL, data=_CIFAR, network=replace(SMALL.network, multipliers=(1, 2, 2, 2)))
@@ -138,8 +138,7 @@ _DISTRIBUTIONAL: dict[str, dict[str, ImageRun]] = {
             SMALL,
             steps=3_000,
             data=_FASHION,
-            network=replace(SMALL.network, branch_at=5),
-            loss=replace(SMALL.loss, m=8, patches=(7, 14)),
+            loss=replace(SMALL.loss, m=3, patches=(4, 7, 14), warmup=1_500),
         ),
         replace(SMOKE, data=_DIGITS),
     ),
@@ -249,7 +248,15 @@ IMAGE_STUDIES: dict[str, dict[str, ImageStudy]] = {
     },
 }
 
-_demo = replace(_digits_small, steps=500, tracker="none", preview=PreviewConfig(every=0), save_every=500)
+_demo = replace(
+    _digits_small,
+    steps=500,
+    tracker="none",
+    network=replace(_digits_small.network, branch_at=3),
+    loss=replace(_digits_small.loss, m=8, patches=(4,), warmup=0),
+    preview=PreviewConfig(every=0),
+    save_every=500,
+)
 
 IMAGE_DEMO = ImageStudy(
     {"distributional": _demo, "diffusion": _classical(_demo)},

@@ -122,7 +122,8 @@ def _study(
     for k, name in students.items():
         loss = replace(classical.loss, kind="moment-matching", k=k)
         models[name] = Model(replace(classical, steps=distilled.steps, loss=loss, optim=optim), "diffusion")
-    models["student"] = Model(replace(ours, steps=ours.steps // 2), "diffusion")
+    steps = ours.steps - ours.loss.warmup if ours.loss.warmup else ours.steps // 2
+    models["student"] = Model(replace(ours, steps=steps, loss=replace(ours.loss, warmup=0)), "diffusion")
     if peers:
         models["ot-flow"] = Model(replace(classical, loss=replace(classical.loss, kind="ot-flow")))
         models["mean-flow"] = Model(
@@ -142,7 +143,11 @@ def _points(name: str, scale: str, **options: Any) -> TableStudy:
 
 
 def _images(name: str, scale: str, distilled: Students | None = None, **options: Any) -> TableStudy:
-    lengths = {"paper": Students(steps=100_000, lr=1e-4, ema=0.9999), "small": Students(), "smoke": Students(steps=2)}
+    lengths = {
+        "paper": Students(steps=100_000, lr=1e-4, ema=0.9999),
+        "small": Students((4, 8)),
+        "smoke": Students(steps=2),
+    }
     ours, classical = IMAGES[name][scale], IMAGES[f"{name}-diffusion"][scale]
     return _study(ours, classical, distilled or lengths[scale], **options)
 

@@ -207,9 +207,16 @@ def run(name: str, scale: str, out: Path) -> None:
     jobs = jobs_of(study, record.folder, study.seeds, runs)
     record.earlier = sum(RunFolder(job.folder).seconds() for job in jobs) / study.workers
     run_jobs(jobs, study.workers, f"table {name}")
-    matched = matched_jobs(study, record.folder, jobs) if study.matched else []
-    if matched:
+    publish(name, study, record, jobs, [])
+    if study.matched:
+        matched = matched_jobs(study, record.folder, jobs)
         run_jobs(matched, study.workers, "same wall time")
+        publish(name, study, record, jobs, matched)
+
+
+def publish(name: str, study: TableStudy, record: Record, jobs: Sequence[Job], matched: Sequence[Job]) -> None:
+    """Write the table, and again with the second one once that is there."""
+    record.text, record.figures = [], []
     seconds = seconds_of([*jobs, *matched], study)
     floor = statistics.fmean(job.floor() for job in jobs[: len(study.seeds)])
     found = cells(study, jobs, study.columns)
