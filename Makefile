@@ -29,6 +29,8 @@ $(VENV)/.ready: $(VENV)/.python pyproject.toml constraints.txt
 
 $(VENV)/.ready-dev: $(VENV)/.python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	# A peer that the tests compare with. It runs without what it requires, a torchvision among it.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps torchcfm
 	touch $(VENV)/.ready $@
 
 clean:

@@ -237,7 +237,7 @@ class AdaptiveRMSNorm(nn.Module):
 
     def forward(self, x: Tensor, state: Population) -> Tensor:
         scale, bias = repeat(self.modulation(state.active), len(x))[:, :, None, None].chunk(2, dim=1)
-        wide = x.float()
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
         norm = torch.rsqrt(wide.square().mean(1, keepdim=True) + 1e-6).to(x.dtype)
         return torch.addcmul(bias, x * norm, 1 + scale)
 
