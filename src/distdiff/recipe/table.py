@@ -138,7 +138,7 @@ def _study(
 
 def _points(name: str, scale: str, **options: Any) -> TableStudy:
     models = STUDIES[name][scale].models
-    distilled = {"paper": Students(steps=20_000), "small": Students(steps=1500), "smoke": Students(steps=10)}[scale]
+    distilled = {"paper": Students(steps=20_000), "small": Students(steps=400), "smoke": Students(steps=10)}[scale]
     return _study(models["distributional"], models["diffusion"], distilled, **options)
 
 
