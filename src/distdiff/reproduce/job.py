@@ -170,6 +170,12 @@ def scorer(job: Job) -> PointScorer | ImageScorer:
     return PointScorer(job) if isinstance(job.config, PointsRun) else ImageScorer(job)
 
 
+def _draw(denoiser: Any, shape: Sequence[int], setting: Setting, **options: Any) -> torch.Tensor:
+    """Samples of a setting; sample i has the same seed in every setting and model."""
+    seed = stream(0, "table")
+    return sample_with(denoiser, shape, setting.nfe, setting.sampler, setting.churn, setting.grid, seed, **options)
+
+
 class PointScorer:
     """Unbiased D of n samples, in sets, against held-out points."""
 
@@ -183,16 +189,7 @@ class PointScorer:
 
     def pair(self, setting: Setting) -> Pair:
         count = self.size * len(self.held_out.sets)
-        x = sample_with(
-            self.denoiser,
-            (count, 2),
-            setting.nfe,
-            setting.sampler,
-            setting.churn,
-            setting.grid,
-            seed=stream(0, "table"),
-            batch_size=self.size,
-        ).cpu()
+        x = _draw(self.denoiser, (count, 2), setting, batch_size=self.size).cpu()
         sets = x.split(self.size)
         return Pair(self.others.compare(sets).unbiased, self.held_out.compare(sets).unbiased)
 
@@ -229,17 +226,7 @@ class ImageScorer:
     def pair(self, setting: Setting) -> Pair:
         from ..data.image import to_uint8
 
-        x = sample_with(
-            self.pipe.denoiser,
-            (self.n, *self.pipe.sample_shape),
-            setting.nfe,
-            setting.sampler,
-            setting.churn,
-            setting.grid,
-            seed=stream(0, "table"),
-            cond=self.cond,
-            batch_size=BATCH,
-        )
+        x = _draw(self.pipe.denoiser, (self.n, *self.pipe.sample_shape), setting, cond=self.cond, batch_size=BATCH)
         pictures = torch.cat([to_uint8(self.pipe.decode(part)).cpu() for part in x.split(BATCH)])
         return Pair(self.choice.score(pictures).frechet, self.reference.score(pictures).frechet)
 

@@ -32,27 +32,23 @@ def score_run(run: Path, config: RunConfig, sweep: Sweep, steps: Sequence[int], 
 def score_points(run: Path, steps: Sequence[int], churns: Sequence[float], n: int, report: Report) -> dict[str, Any]:
     """Unbiased D_rho between samples and held-out points, in sets of at most 4096."""
     from ..data.toy import TOYS
-    from ..evaluate.points import Reference, floor, measure
+    from ..evaluate.points import evaluate_points
     from ..train import load_denoiser
 
     denoiser, config = load_denoiser(run)
-    toy = TOYS[config.data.name]
     repeats = max(1, n // SET)
-    reference = Reference(toy, points=min(n, SET), repeats=repeats)
-    plan = [(count, churn) for count in steps for churn in (churns if count > 1 else churns[-1:])]
-    tell, done, rows = report("scoring", repeats * sum(count for count, _ in plan)), 0, []
+    toy = TOYS[config.data.name]
+    found = evaluate_points(denoiser, toy, steps=steps, churns=churns, n=min(n, SET), repeats=repeats, report=report)
 
-    def advance(_: object) -> None:
-        nonlocal done
-        done += 1
-        tell(done)
+    def error(value: float) -> float | None:
+        return value if repeats > 1 else None
 
-    for count, churn in plan:
-        found = measure(denoiser, reference, steps=count, churn=churn, repeats=repeats, callback=advance)
-        row = {"steps": count, "sampler": "distributional", "churn": churn, "score": found.unbiased}
-        rows.append(row | {"error": found.error if repeats > 1 else None})
-    ground = floor(toy, reference)
-    return {"floor": ground.unbiased, "floor_error": ground.error if repeats > 1 else None, "rows": rows}
+    rows = [
+        {"steps": e.steps, "sampler": e.sampler, "churn": e.churn, "score": e.score.unbiased}
+        | {"error": error(e.score.error)}
+        for e in found.entries
+    ]
+    return {"floor": found.floor.unbiased, "floor_error": error(found.floor.error), "rows": rows}
 
 
 def score_images(
