@@ -97,10 +97,10 @@ _FACES_LARGE = ImageData("celeba-hq", size=256, channels=3, flip=True, workers=4
 
 _digits_small = replace(
     SMALL,
-    steps=2_000,
+    steps=1_200,
     data=_DIGITS,
     network=replace(SMALL.network, multipliers=(1, 2), patch=1),
-    loss=replace(SMALL.loss, m=4, patches=(2, 4), warmup=1_000),
+    loss=replace(SMALL.loss, m=4, patches=(2, 4), warmup=400),
 )
 _smoke_digits = replace(SMOKE, data=_DIGITS)
 _colour_small = replace(SMALL, data=_CIFAR, network=replace(SMALL.network, multipliers=(1, 2, 2, 2)))

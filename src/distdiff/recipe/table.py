@@ -87,7 +87,7 @@ def _columns(students: dict[int, str], peers: bool) -> dict[str, Column]:
         "Diffusion": Column(one("diffusion"), ("distributional",), CHURNS),
         "DPM-Solver++": Column(one("diffusion"), ("dpm++", "sde-dpm++"), grids=("uniform", "logsnr", "edm")),
         "Distributional": Column(one("distributional"), ("distributional",), CHURNS),
-        "Distillation": Column(students, ("distributional",), CHURNS),
+        "Distillation": Column(students, ("distributional",), (0.0, 0.25, 0.5, 0.75, 1.0)),
         "Distributional student": Column(one("student"), ("distributional",), CHURNS),
     }
     if peers:
@@ -138,14 +138,14 @@ def _study(
 
 def _points(name: str, scale: str, **options: Any) -> TableStudy:
     models = STUDIES[name][scale].models
-    distilled = {"paper": Students(steps=20_000), "small": Students(steps=400), "smoke": Students(steps=10)}[scale]
+    distilled = {"paper": Students(steps=20_000), "small": Students(steps=800, lr=3e-4), "smoke": Students(steps=10)}[scale]
     return _study(models["distributional"], models["diffusion"], distilled, **options)
 
 
 def _images(name: str, scale: str, distilled: Students | None = None, **options: Any) -> TableStudy:
     lengths = {
         "paper": Students(steps=100_000, lr=1e-4, ema=0.9999),
-        "small": Students((4, 8)),
+        "small": Students((4, 8), steps=600, lr=3e-4),
         "smoke": Students(steps=2),
     }
     ours, classical = IMAGES[name][scale], IMAGES[f"{name}-diffusion"][scale]
