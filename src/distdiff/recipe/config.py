@@ -163,6 +163,8 @@ class LossConfig:
     """Sides of image patches whose scores are added to that of the whole image; none in the paper."""
     k: int = 4
     """Sampling steps that a student of moment-matching is trained for."""
+    churn: float = 1.0
+    """Churn of the steps a student of moment-matching is trained on; it samples best at a lower one."""
     warmup: int = 0
     """Steps at the start with a single draw and no interaction: cheap ones, that teach the network to denoise."""
     weighting: Literal["none", "sigmoid"] = "sigmoid"

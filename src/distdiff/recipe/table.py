@@ -138,8 +138,12 @@ def _study(
 
 def _points(name: str, scale: str, **options: Any) -> TableStudy:
     models = STUDIES[name][scale].models
-    distilled = {"paper": Students(steps=20_000), "small": Students(steps=800, lr=3e-4), "smoke": Students(steps=10)}[scale]
-    return _study(models["distributional"], models["diffusion"], distilled, **options)
+    lengths = {
+        "paper": Students(steps=20_000),
+        "small": Students(steps=800, lr=3e-4),
+        "smoke": Students(steps=10),
+    }
+    return _study(models["distributional"], models["diffusion"], lengths[scale], **options)
 
 
 def _images(name: str, scale: str, distilled: Students | None = None, **options: Any) -> TableStudy:

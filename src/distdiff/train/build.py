@@ -97,7 +97,7 @@ def build_loss(config: LossConfig, data: Tensor) -> Loss | MomentMatching:
     if config.kind == "mean-flow":
         return MeanFlowLoss(weighting=weighting, times=config.times, span_share=config.span_share, power=config.power)
     if config.kind == "moment-matching":
-        return MomentMatching(k=config.k, weighting=weighting)
+        return MomentMatching(k=config.k, churn=config.churn, weighting=weighting)
     kind, more = POPULATION_LOSSES[config.kind], {"patches": config.patches} if config.patches else {}
     return kind(kernel=_kernel(config, data), lam=config.lam, m=config.m, weighting=weighting, **more)
 
