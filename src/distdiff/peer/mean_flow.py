@@ -15,6 +15,10 @@ makes a step of any length exact: :math:`x_r = x_t + (t - r)\, u(x_t, r, t)`. Ta
 with :math:`x_0 - z` for y. The derivative is a product of the network's Jacobian with one vector, which forward-mode
 differentiation gives along with u. Where r = t this is flow matching, and most data points are of that kind.
 
+The authors divide the squared error of each data point by itself (`power` 1). In many dimensions these errors are all
+alike and so are the weights. In few they are not: the loss then is near log(error), whose minimiser is no longer the
+mean. Recipes in the plane therefore have `power` 0, which the checkerboard's one-step samples bear out.
+
 A network with `spans` takes (t, t - r), both of which grow at rate 1. As the deterministic step of the library, with u
 in the place of y, is :math:`x_s = x_t + (t - s) u`, `sample` with churn 0 is MeanFlow's sampler.
 """

@@ -75,7 +75,7 @@ def _models(base: PointsRun, data: Toy, *names: str) -> dict[str, PointsRun]:
         "mean-flow": replace(
             diffusion,
             network=replace(diffusion.network, spans=True),
-            loss=replace(diffusion.loss, kind="mean-flow", weighting="none"),
+            loss=replace(diffusion.loss, kind="mean-flow", weighting="none", power=0.0),
         ),
     }
     return {name: known[name] for name in names}
@@ -113,4 +113,7 @@ POINT_PEERS: dict[str, dict[str, PointsRun]] = {
     for data in get_args(Toy)
     for peer in FLOWS
 }
-"""Peers on the same data, network, steps, batch and learning rate as the classical model of a study."""
+"""Peers on the same data, network, steps, batch and learning rate as the classical model of a study.
+
+MeanFlow goes without its adaptive weight here; see `distdiff.peer.mean_flow`.
+"""
