@@ -156,10 +156,10 @@ IMAGES: dict[str, dict[str, ImageRun]] = {
     for suffix, change in (("", lambda config: config), ("-diffusion", _classical))
 } | {
     f"{name}-{peer}": {scale: _peer(config, peer) for scale, config in _DISTRIBUTIONAL[name].items()}
-    for name in ("digits", "image")
+    for name in _DISTRIBUTIONAL
     for peer in FLOWS
 }
-"""Image runs by name and scale; each has a classical twin with the suffix -diffusion, some have peers."""
+"""Image runs by name and scale; each has a classical twin with the suffix -diffusion and peers."""
 
 _AUTOENCODER = AutoencoderRun(
     steps=2_000_000,

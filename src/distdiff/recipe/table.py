@@ -16,9 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .config import ImageRun, PointsRun, RunConfig
+from .config import FLOWS, ImageRun, PointsRun, RunConfig
 from .image import IMAGES
-from .points import STUDIES
+from .points import POINT_PEERS, STUDIES
 
 __all__ = ["TABLES", "Column", "Model", "TableStudy"]
 
@@ -110,57 +110,53 @@ class Students:
     ema: float = 0.99
 
 
-def _study(
-    ours: RunConfig, classical: RunConfig, distilled: Students, peers: bool = True, **options: Any
-) -> TableStudy:
-    """All columns for a distributional run and its classical twin."""
-    assert isinstance(classical, (PointsRun, ImageRun))
-    assert isinstance(ours, (PointsRun, ImageRun))
-    models = {"distributional": Model(ours), "diffusion": Model(classical)}
+def _run(name: str, kind: str, scale: str) -> PointsRun | ImageRun:
+    """A recipe's model of a kind: distributional, diffusion, ot-flow or mean-flow."""
+    full = name if kind == "distributional" else f"{name}-{kind}"
+    if name not in STUDIES:
+        return IMAGES[full][scale]
+    return POINT_PEERS[full][scale] if full in POINT_PEERS else STUDIES[name][scale].models[kind]
+
+
+def _study(name: str, scale: str, distilled: Students, peers: bool = True, **options: Any) -> TableStudy:
+    """All columns for a recipe."""
+    kinds = ("distributional", "diffusion", *(FLOWS if peers else ()))
+    runs = {kind: _run(name, kind, scale) for kind in kinds}
+    models = {kind: Model(run) for kind, run in runs.items()}
+    ours, classical = runs["distributional"], runs["diffusion"]
     students = {k: f"distilled-{k}" for k in distilled.ks}
     optim = replace(classical.optim, lr=distilled.lr, ema=distilled.ema)
-    for k, name in students.items():
+    for k, student in students.items():
         loss = replace(classical.loss, kind="moment-matching", k=k)
-        models[name] = Model(replace(classical, steps=distilled.steps, loss=loss, optim=optim), "diffusion")
+        models[student] = Model(replace(classical, steps=distilled.steps, loss=loss, optim=optim), "diffusion")
     steps = ours.steps - ours.loss.warmup if ours.loss.warmup else ours.steps // 2
     models["student"] = Model(replace(ours, steps=steps, loss=replace(ours.loss, warmup=0)), "diffusion")
-    if peers:
-        models["ot-flow"] = Model(replace(classical, loss=replace(classical.loss, kind="ot-flow")))
-        models["mean-flow"] = Model(
-            replace(
-                classical,
-                loss=replace(classical.loss, kind="mean-flow"),
-                network=replace(classical.network, spans=True),  # type: ignore[arg-type]
-            )
-        )
     return TableStudy(models, _columns(students, peers), **options)
 
 
 def _points(name: str, scale: str, **options: Any) -> TableStudy:
-    models = STUDIES[name][scale].models
     lengths = {
         "paper": Students(steps=20_000),
         "small": Students(steps=800, lr=3e-4),
         "smoke": Students(steps=10),
     }
-    return _study(models["distributional"], models["diffusion"], lengths[scale], **options)
+    return _study(name, scale, lengths[scale], **options)
 
 
-def _images(name: str, scale: str, distilled: Students | None = None, **options: Any) -> TableStudy:
-    lengths = {
-        "paper": Students(steps=100_000, lr=1e-4, ema=0.9999),
-        "small": Students((4, 8), steps=600, lr=3e-4),
-        "smoke": Students(steps=2),
-    }
-    ours, classical = IMAGES[name][scale], IMAGES[f"{name}-diffusion"][scale]
-    return _study(ours, classical, distilled or lengths[scale], **options)
+_PAPER_STUDENTS = Students(steps=100_000, lr=1e-4, ema=0.9999)
+
+
+def _images(name: str, scale: str, **options: Any) -> TableStudy:
+    lengths = {"paper": _PAPER_STUDENTS, "small": Students((4, 8), steps=600, lr=3e-4), "smoke": Students(steps=2)}
+    return _study(name, scale, lengths[scale], **options)
 
 
 def _paper(name: str, numbers: dict[str, tuple[float, ...]]) -> TableStudy:
     """A table of the appendix: 100,000 steps a student, its number of steps the table's."""
     columns = {column: dict(zip(PAPER_NFE, values, strict=True)) for column, values in numbers.items()}
-    distilled = Students(PAPER_NFE, steps=100_000, lr=1e-4, ema=0.9999)
-    return _images(name, "paper", distilled, nfe=PAPER_NFE, metric="fid", n=50_000, paper=columns, peers=False)
+    distilled = replace(_PAPER_STUDENTS, ks=PAPER_NFE)
+    options: dict[str, Any] = {"nfe": PAPER_NFE, "metric": "fid", "n": 50_000, "paper": columns}
+    return _study(name, "paper", distilled, peers=False, **options)
 
 
 _TINY: dict[str, Any] = {"nfe": (1, 2), "seeds": (0, 1), "n": 64}
