@@ -28,6 +28,8 @@ from .record import Record, scientific, table
 __all__ = ["Cell", "cells", "latex", "markdown", "run"]
 
 MATCHED = " (same time)"
+LEAST = 1e-5
+"""Where figures draw unbiased scores that are smaller, or negative."""
 COLORS = ("#b4283c", "#d9822b", "#0b7a75", "#6a4fa3", "#2f9e6e", "#6f9fd8", "#a0522d", "#c2578a")
 
 
@@ -235,9 +237,11 @@ def publish(name: str, study: TableStudy, record: Record, jobs: Sequence[Job], m
             f"{len(study.matched_seeds)} seed(s).",
             markdown(study, together, floor, seconds),
         ]
-    with canvas(1, 1, size=(6.4, 4.2)) as (figure, axes):
+    with canvas(1, 1, size=(7.6, 4.2)) as (figure, axes):
         plot(axes, study, found, floor)
-        record.figure(figure, "table", f"{METRICS[study.metric]} against network evaluations a sample.")
+        below = f"{METRICS[study.metric]} against network evaluations a sample."
+        noise = f" Values below {LEAST:g}, which are noise, are drawn there." if study.metric == "D" else ""
+        record.figure(figure, "table", below + noise)
     (record.folder / "table.md").write_text(markdown(study, found, floor, seconds) + "\n")
     (record.folder / "table.tex").write_text(latex(study, found, floor, caption))
     (record.folder / "table.json").write_text(json.dumps({"floor": floor, "cells": as_dict(found)}, indent=1) + "\n")
@@ -258,7 +262,7 @@ def matched_jobs(study: TableStudy, folder: Path, jobs: Sequence[Job]) -> list[J
 def plot(axes: Any, study: TableStudy, found: Cells, floor: float) -> None:
     for (name, row), color in zip(found.items(), COLORS, strict=False):
         ours = name == "Distributional"
-        values = [max(row[nfe].mean, 1e-6) for nfe in study.nfe]
+        values = [max(row[nfe].mean, LEAST) for nfe in study.nfe]
         axes.plot(study.nfe, values, "o-", color=color, label=name, lw=2.6 if ours else 1.4, zorder=3 if ours else 2)
     if floor > 0:
         axes.axhline(floor, color="#8a8a8a", ls="--", lw=1.2, label="two real sets")
@@ -268,7 +272,7 @@ def plot(axes: Any, study: TableStudy, found: Cells, floor: float) -> None:
     else:
         axes.set_xticks(study.nfe, [str(nfe) for nfe in study.nfe])
         axes.minorticks_off()
-    axes.legend(ncols=2, fontsize=8.5)
+    axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5))
 
 
 def findings(study: TableStudy, found: Cells, seconds: dict[str, float]) -> list[str]:
