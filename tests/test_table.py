@@ -154,3 +154,40 @@ def test_the_page_links_pictures_and_lowers_headings(tmp_path):
     text = page(tmp_path / "results", Path("docs/results.md"))
     assert "## Table: x" in text
     assert "](../results/table-x-small/table.png)" in text
+
+
+def test_seeds_and_the_second_part_can_be_chosen(tmp_path):
+    main(
+        [
+            "reproduce",
+            "table",
+            "checkerboard",
+            "--scale",
+            "smoke",
+            "--seeds",
+            "4",
+            "--no-same-time",
+            "--out",
+            str(tmp_path / "x"),
+        ]
+    )
+    results = json.loads((tmp_path / "x/results.json").read_text())
+    assert results["command"] == "distdiff reproduce table checkerboard --scale smoke --seeds 4 --no-same-time"
+    assert all(cell["std"] is None for row in results["results"]["cells"].values() for cell in row.values())
+    assert "cells_same_time" not in results["results"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("reproduce gaussian --seeds 0", "left out for this"),
+        ("reproduce table checkerboard --seeds 0,x", "seeds must be numbers separated by commas"),
+        ("reproduce table checkerboard --seeds -1", "seed must be"),
+    ],
+)
+def test_bad_options_of_tables_are_named_before_anything_is_written(words, says, tmp_path, capsys):
+    with pytest.raises(SystemExit) as left:
+        main([*words.split(), "--out", str(tmp_path / "x")])
+    assert left.value.code == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()

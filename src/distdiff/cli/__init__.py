@@ -14,7 +14,7 @@ from typing import Any
 
 import tyro
 
-from .._check import BadArgument, require, require_choice
+from .._check import BadArgument, require, require_choice, require_seed
 from ..recipe import RECIPES, SCALES, AutoencoderRun, PointsRun
 from ..sweep import FailedRuns
 from ..train import RunFolder
@@ -180,8 +180,16 @@ def reproduce_command(argv: Sequence[str]) -> str:
         require_choice("experiment", name, EXPERIMENTS)
     places = {name: f"{name.replace(' ', '-')}-{args.scale}" for name in names}
     alone = args.out if len(names) == 1 else None
+    tables = names[0].startswith("table ")
+    require(
+        tables or (args.seeds is None and args.same_time), "seeds, same-time", args.seeds, "left out but for tables"
+    )
+    seeds = None if args.seeds is None else _numbers("seeds", args.seeds, int)
+    for seed in seeds or ():
+        require_seed(seed)
+    options = {"seeds": seeds, "same_time": args.same_time} if tables else {}
     reports = [
-        str(reproduce(name, args.scale, alone or (args.out or Path("results")) / place))
+        str(reproduce(name, args.scale, alone or (args.out or Path("results")) / place, **options))
         for name, place in places.items()
     ]
     return f"Done. Look at {', '.join(reports)}"

@@ -202,6 +202,10 @@ class ReproduceArgs:
     """The paper's settings, minutes on two cores, or seconds for a test."""
     out: Path | None = None
     """Folder for the result; results/NAME-SCALE by default. Several tables lie in folders of their own below it."""
+    seeds: str | None = None
+    """Tables: training seeds, with commas."""
+    same_time: bool = True
+    """Tables: also train the peers for the wall time of the distributional model."""
 
 
 @dataclass(frozen=True)

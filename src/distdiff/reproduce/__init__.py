@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from .._check import require_choice
 from ..recipe import SCALES
@@ -11,7 +12,7 @@ from . import checkerboard, complexity, gaussian, heatmap, images, mixture2d, sn
 
 __all__ = ["EXPERIMENTS", "reproduce"]
 
-EXPERIMENTS: dict[str, Callable[[str, Path], None]] = {
+EXPERIMENTS: dict[str, Callable[..., None]] = {
     "gaussian": gaussian.run,
     "snr": snr.run,
     "mixture2d": mixture2d.run,
@@ -23,9 +24,9 @@ EXPERIMENTS: dict[str, Callable[[str, Path], None]] = {
 }
 
 
-def reproduce(name: str, scale: str, out: Path) -> Path:
-    """Run one experiment into a folder; the path of its report."""
+def reproduce(name: str, scale: str, out: Path, **options: Any) -> Path:
+    """Run one experiment into a folder; the path of its report. Tables take options (see `table.run`)."""
     require_choice("experiment", name, EXPERIMENTS)
     require_choice("scale", scale, SCALES)
-    EXPERIMENTS[name](scale, out)
+    EXPERIMENTS[name](scale, out, **options)
     return out / "report.md"

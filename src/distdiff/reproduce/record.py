@@ -24,9 +24,9 @@ __all__ = ["Record", "scientific", "table"]
 class Record:
     """Collects figures, numbers and text of one experiment, and writes them."""
 
-    def __init__(self, name: str, scale: str, settings: Any, out: Path) -> None:
+    def __init__(self, name: str, scale: str, settings: Any, out: Path, options: str = "") -> None:
         self.folder = make_folder(out)
-        self.name, self.scale, self.settings = name, scale, settings
+        self.name, self.scale, self.settings, self.options = name, scale, settings, options
         self.results: dict[str, Any] = {}
         self.text: list[str] = []
         self.figures: list[str] = []
@@ -36,7 +36,7 @@ class Record:
 
     @property
     def command(self) -> str:
-        return f"distdiff reproduce {self.name} --scale {self.scale}"
+        return f"distdiff reproduce {self.name} --scale {self.scale}{self.options}"
 
     def figure(self, figure: Any, name: str, caption: str) -> None:
         self.figures += save(figure, self.folder, name)

@@ -202,9 +202,16 @@ def as_dict(found: Cells) -> dict[str, Any]:
     return {name: {str(nfe): cell._asdict() for nfe, cell in row.items()} for name, row in found.items()}
 
 
-def run(name: str, scale: str, out: Path) -> None:
-    study = TABLES[name][scale]
-    record = Record(f"table {name}", scale, study, out)
+def run(name: str, scale: str, out: Path, *, seeds: Sequence[int] | None = None, same_time: bool = True) -> None:
+    """Make a table; `seeds` and `same_time` change the training seeds and leave out the second part."""
+    study, options = TABLES[name][scale], ""
+    if seeds is not None:
+        study = replace(study, seeds=tuple(seeds), matched_seeds=tuple(seeds)[:1])
+        options += f" --seeds {','.join(map(str, seeds))}"
+    if study.matched and not same_time:
+        study = replace(study, matched=())
+        options += " --no-same-time"
+    record = Record(f"table {name}", scale, study, out, options)
     runs = {model: entry.run for model, entry in study.models.items()}
     jobs = jobs_of(study, record.folder, study.seeds, runs)
     record.earlier = sum(RunFolder(job.folder).seconds() for job in jobs) / study.workers
@@ -303,4 +310,4 @@ NOTES = {
     "training pictures.",
 }
 
-EXPERIMENTS: dict[str, Callable[[str, Path], None]] = {f"table {name}": partial(run, name) for name in TABLES}
+EXPERIMENTS: dict[str, Callable[..., None]] = {f"table {name}": partial(run, name) for name in TABLES}
