@@ -2,7 +2,7 @@ r"""Moment-matching distillation (Salimans et al., 2024, the alternating variant
 
 A classical model, the teacher, knows the posterior mean :math:`g_\theta(z_s) \approx E[x_0 | z_s]`. A step of the
 student goes from noised data :math:`x_t` through :math:`\tilde x = g_\eta(x_t)` to
-:math:`z_s \sim p(z_s | \tilde x, x_t)`, the transition with churn 1. Were :math:`\tilde x` a draw from the posterior,
+:math:`z_s \sim p(z_s | \tilde x, x_t)`, the transition with churn. Were :math:`\tilde x` a draw from the posterior,
 then :math:`z_s` would be distributed as noised data and :math:`E[\tilde x | z_s] = E[x_0 | z_s]`. The student is
 trained towards this, the matching of moments :math:`E[\tilde x | z_s] = g_\theta(z_s)`. A third network
 :math:`g_\phi` learns the left side. In turn, with :math:`\tilde x` and :math:`z_s` held fixed,
@@ -21,9 +21,12 @@ that of :math:`\frac14 E\, w_s \|E[\tilde x | z_s] - g_\theta(z_s)\|^2` for :mat
 :math:`\tilde x` down where it lies above the teacher's mean and up where it lies below, and it vanishes when the
 moments match. All three networks start as the teacher.
 
-The times s are those of the uniform grid of k steps that will be sampled on, and t is anywhere in the step above s,
-so that the student serves any t and, on the grid, makes the very steps it was trained for. The last step, to s = 0,
-stops at the smallest time at which the networks may be asked.
+Times are the original's: s uniform and t = s + delta with delta uniform in (0, 1/k], both within the times at which the
+networks may be asked. A student without noise cannot meet the condition at every s: at s close to t it asks for the
+teacher's mean again, and at the far end, where :math:`x_t` and :math:`\tilde x` are more alike than data would be, for
+too wide a spread. The compromise samples well at a churn below that of training. In closed form, for N(0, 1) and
+k = 4: a teacher's samples have variance 0.52 at best, those of a student trained with churn 0.5 have 1.01 at churn 0,
+and those of one trained with churn 1 have 0.80, 1.02 and 1.40 at churn 1, 0.75 and 0.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._check import require, require_count
+from .._check import require_between, require_count
 from ..denoiser import Draws, safe_interval
 from ..loss import NoWeighting, Weighting
 from ..random import rand, randn
@@ -43,7 +46,7 @@ from ..transition import transition
 
 __all__ = ["MomentMatching", "StudentStep"]
 
-APART = 1e-3
+APART = 1e-2
 """The least distance of t from s, in steps: a transition needs s < t in every dtype."""
 
 
@@ -65,33 +68,30 @@ class MomentMatching:
     """
 
     k: int = 4
+    churn: float = 1.0
     weighting: Weighting = field(default_factory=NoWeighting)
 
     def __post_init__(self) -> None:
         require_count("k", self.k)
-
-    def require_room(self, denoiser: Any) -> None:
-        """Each step must be longer than the margin in which a denoiser may not be asked."""
-        low, high = safe_interval(denoiser)
-        require(high / self.k > low, "k", self.k, f"less than {high / low if low else 0:g}, the steps that are safe")
+        require_between("churn", self.churn, 0, 1)
 
     def times(
         self, denoiser: Any, count: int, generator: torch.Generator | None, like: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """s and t, (count,) each: s on the grid of k steps, t uniform within the step above it."""
+        """s and t, (count,) each: s uniform, t up to a step of 1 / k above it; both safe."""
         low, high = safe_interval(denoiser)
         like = like.new_empty(0, dtype=torch.promote_types(like.dtype, torch.float32))
-        step = (self.k * rand((count,), generator=generator, like=like)).floor()
-        s, top = (high / self.k * step).clamp_min(low), high / self.k * (step + 1)
-        return s, top - (top - s) * (1 - APART) * rand((count,), generator=generator, like=like)
+        first, second = (rand((count,), generator=generator, like=like) for _ in range(2))
+        s = low + (high - APART / self.k - low) * first
+        return s, (s + (1 - (1 - APART) * second) / self.k).clamp_max(high)
 
     def step(self, student: Draws, x0: Tensor, cond: Any, generator: torch.Generator | None) -> StudentStep:
-        """From data to x_t, by the student to an x_0, and by the transition with churn 1 to z_s."""
+        """From data to x_t, by the student to an x_0, and by the transition to z_s."""
         schedule = student.schedule
         s, t = self.times(student, len(x0), generator, x0)
         xt = add_noise(schedule, x0, t, randn(x0.shape, generator=generator, like=x0))
         made = _mean(student, xt, t, cond)
-        zs = transition(schedule, t, s)(xt, made.detach(), randn(x0.shape, generator=generator, like=x0))
+        zs = transition(schedule, t, s, self.churn)(xt, made.detach(), randn(x0.shape, generator=generator, like=x0))
         return StudentStep(made, zs.to(x0.dtype), s)
 
     def auxiliary(

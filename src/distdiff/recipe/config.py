@@ -152,6 +152,8 @@ class LossConfig:
     """Sides of image patches whose scores are added to that of the whole image; none in the paper."""
     k: int = 4
     """Sampling steps that a student of moment-matching is trained for."""
+    churn: float = 1.0
+    """Churn of the steps a student of moment-matching is trained on; it samples best at a lower one."""
     weighting: Literal["none", "sigmoid"] = "sigmoid"
     """Weight of each time in the loss."""
     bias: float = 0.0

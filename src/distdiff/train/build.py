@@ -81,7 +81,7 @@ def build_loss(config: LossConfig, data: Tensor) -> Loss | MomentMatching:
     if config.kind == "regression":
         return RegressionLoss(weighting=weighting)
     if config.kind == "moment-matching":
-        return MomentMatching(k=config.k, weighting=weighting)
+        return MomentMatching(k=config.k, churn=config.churn, weighting=weighting)
     kind, more = POPULATION_LOSSES[config.kind], {}
     if config.patches:
         require(

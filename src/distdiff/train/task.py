@@ -126,7 +126,6 @@ def denoiser_modules(model: Denoiser, loss: Loss | MomentMatching) -> dict[str, 
     if isinstance(loss, Loss):
         return {"model": model}
     require(model.noise_shape is None, "init", f"with noise {model.noise_shape}", "a classical model without noise")
-    loss.require_room(model)
     model.eval()
     return {"model": model, "auxiliary": copy.deepcopy(model), "teacher": copy.deepcopy(model).requires_grad_(False)}
 
