@@ -153,7 +153,7 @@ class LossConfig:
     k: int = 4
     """Sampling steps that a student of moment-matching is trained for."""
     churn: float = 1.0
-    """Churn of the steps a student of moment-matching is trained on; it samples best at a lower one."""
+    """Churn of the steps that a student of moment-matching is trained on."""
     weighting: Literal["none", "sigmoid"] = "sigmoid"
     """Weight of each time in the loss."""
     bias: float = 0.0
