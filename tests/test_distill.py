@@ -136,6 +136,45 @@ def test_the_auxiliary_learns_the_midpoint_of_student_and_teacher():
     assert math.isclose(minimum, middle, rel_tol=0.01)
 
 
+def student_gain(t: float, k: int, churn: float) -> float:
+    """Where a linear student of N(0, 1) settles at t: the gradient averaged over s, uniform in the step below t."""
+    s = t - (1 - 0.01) * torch.linspace(0.001, 0.999, 101, dtype=torch.float64) * min(1 / k, t - 0.01)
+    move = transition(FlowMatching(), torch.full_like(s, t), s, churn)
+    variance, taught = (1 - t) ** 2 + t**2, GaussianPosterior(0.0, 1.0).gain(s)
+    low, high = 0.01, 4.0
+    for _ in range(50):
+        gain = (low + high) / 2
+        into = move.c_xt + move.c_x0 * gain
+        made = gain * into * variance / (into**2 * variance + move.std**2)
+        low, high = (gain, high) if float(((made - taught) * into).mean()) < 0 else (low, gain)
+    return low
+
+
+def sampled_variance(gain, k: int, churn: float) -> float:
+    """The variance of k steps' samples of a linear model with a gain at each t."""
+    times = torch.linspace(0.99, 0, k + 1, dtype=torch.float64).tolist()
+    variance = times[0] ** 2
+    for t, s in itertools.pairwise(times):
+        move = transition(FlowMatching(), t, s, churn)
+        variance = float(move.c_xt + move.c_x0 * gain(t)) ** 2 * variance + float(move.std) ** 2
+    return variance
+
+
+def test_a_student_has_the_datas_spread_at_a_churn_below_that_of_its_training():
+    posterior = GaussianPosterior(0.0, 1.0)
+    assert round(max(sampled_variance(lambda t: float(posterior.gain(t)), 4, c) for c in (0.0, 0.5, 1.0)), 2) == 0.52
+    found = {
+        (trained, churn): sampled_variance(lambda t, trained=trained: student_gain(t, 4, trained), 4, churn)
+        for trained, churn in ((0.5, 0.0), (1.0, 1.0), (1.0, 0.75), (1.0, 0.0))
+    }
+    assert {key: round(value, 2) for key, value in found.items()} == {
+        (0.5, 0.0): 1.01,
+        (1.0, 1.0): 0.80,
+        (1.0, 0.75): 1.00,
+        (1.0, 0.0): 1.35,
+    }
+
+
 def test_each_loss_reaches_its_own_network_alone():
     loss, x0 = MomentMatching(k=3), torch.randn(16, 2)
     teacher, student, auxiliary = (Denoiser(MLP(2, width=8, depth=2, time_width=8)) for _ in range(3))

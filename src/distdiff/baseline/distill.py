@@ -26,7 +26,7 @@ networks may be asked. A student without noise cannot meet the condition at ever
 teacher's mean again, and at the far end, where :math:`x_t` and :math:`\tilde x` are more alike than data would be, for
 too wide a spread. The compromise samples well at a churn below that of training. In closed form, for N(0, 1) and
 k = 4: a teacher's samples have variance 0.52 at best, those of a student trained with churn 0.5 have 1.01 at churn 0,
-and those of one trained with churn 1 have 0.80, 1.02 and 1.40 at churn 1, 0.75 and 0.
+and those of one trained with churn 1 have 0.80, 1.00 and 1.35 at churn 1, 0.75 and 0.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ class LossConfig:
     k: int = 4
     """Sampling steps that a student of moment-matching is trained for."""
     churn: float = 1.0
-    """Churn of the steps a student of moment-matching is trained on; it samples best at a lower one."""
+    """Churn of the steps that a student of moment-matching is trained on."""
     warmup: int = 0
     """Steps at the start with a single draw and no interaction: cheap ones, that teach the network to denoise."""
     weighting: Literal["none", "sigmoid"] = "sigmoid"

@@ -241,7 +241,7 @@ def load_denoiser(path: str | Path, device: str = "auto") -> tuple[Denoiser, Poi
     require(isinstance(config, PointsRun), "run", str(path), "a points run")
     assert isinstance(config, PointsRun)
     tensors, metadata = folder.load(folder.weights)
-    if "network" in metadata:  # a run that started from another has that one's network
+    if config.init is not None and "network" in metadata:  # the network is that of the run it started from
         settings = from_dict(MLPConfig, json.loads(metadata["network"]), f"network of {folder.weights}")
         config = replace(config, network=settings)
     denoiser = build_denoiser(config.network)
