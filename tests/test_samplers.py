@@ -28,6 +28,13 @@ def denoiser() -> Denoiser:
     return Denoiser(MLP(2, width=16, depth=2, time_width=8), prediction="velocity")
 
 
+def network_for(sampler: str) -> Denoiser:
+    """A network that a sampler is for."""
+    torch.manual_seed(0)
+    network = MLP(2, width=16, depth=2, time_width=8, spans=sampler == "mean-flow")
+    return Denoiser(network, prediction="velocity")
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     out = tmp_path_factory.mktemp("points") / "run"
@@ -52,7 +59,8 @@ class Recorder:
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_a_sample_depends_on_its_seed_alone(denoiser, name):
+def test_a_sample_depends_on_its_seed_alone(name):
+    denoiser = network_for(name)
     whole = sample_with(denoiser, (7, 2), 5, name, seed=3)
     split = sample_with(denoiser, (7, 2), 5, name, seed=3, batch_size=3)
     torch.testing.assert_close(whole, split)
@@ -75,7 +83,7 @@ def test_conditioning_is_split_with_the_batch():
             return cond[:, None]
 
     cond = torch.arange(10.0).reshape(5, 2)
-    for name in SAMPLERS:
+    for name in ("distributional", "sde", "ddim", "dpm++", "sde-dpm++"):
         assert torch.equal(sample_with(Echo(), (5, 2), 3, name, cond=cond, batch_size=2), cond)
 
 
@@ -124,7 +132,8 @@ def test_the_stochastic_solver_keeps_the_spread_of_the_data():
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_a_callback_sees_every_step_of_every_batch(denoiser, name):
+def test_a_callback_sees_every_step_of_every_batch(name):
+    denoiser = network_for(name)
     seen = []
     x = sample_with(denoiser, (5, 2), 3, name, batch_size=2, callback=seen.append)
     assert [step.index for step in seen] == [0, 1, 2] * 3
@@ -134,9 +143,13 @@ def test_a_callback_sees_every_step_of_every_batch(denoiser, name):
 
 def test_bad_arguments_are_named(denoiser):
     with pytest.raises(ValueError, match="sampler must be one of distributional, sde, ddim, dpm\\+\\+, sde-dpm\\+\\+"):
-        sample_with(denoiser, (2, 2), 2, "euler")
+        sample_with(denoiser, (2, 2), 2, "heun")
     with pytest.raises(ValueError, match=r"churn must be left out for ddim, got 0\.5"):
         sample_with(denoiser, (2, 2), 2, "ddim", 0.5)
+    with pytest.raises(ValueError, match="spans must be True for mean-flow"):
+        sample_with(denoiser, (2, 2), 2, "mean-flow")
+    with pytest.raises(ValueError, match="prediction must be velocity, got x0"):
+        sample_with(Denoiser(MLP(2, width=8, depth=2, time_width=8)), (2, 2), 2, "euler")
     curved = Denoiser(MLP(2, width=8, depth=2, time_width=8), schedule=Cosine())
     for call in (sample_with, sample_dpm):
         with pytest.raises(ValueError, match=r"schedule must be flow matching for DPM-Solver\+\+, got Cosine\(\)"):
@@ -149,10 +162,11 @@ def test_one_step_is_scored_once_where_all_samplers_agree():
     assert [s.name for s in plan([1], [0.0], ["ddim", "dpm++"])] == ["ddim", "dpm++"]
 
 
-def test_points_are_measured_by_any_sampler(denoiser):
+def test_points_are_measured_by_any_sampler():
     toy = Mixture2D()
     reference = Reference(toy, points=200, repeats=2, seed=5)
     for name in SAMPLERS:
+        denoiser = network_for(name)
         found = measure(denoiser, reference, steps=3, sampler=name, repeats=2, seed=9, grid="logsnr")
         x = sample_with(denoiser, (400, 2), 3, name, grid="logsnr", seed=9).split(200)
         assert found == reference.compare(x)
@@ -192,12 +206,12 @@ def test_sample_takes_a_sampler(run, tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("evaluate RUN --sampler euler", "sampler must be one of distributional, sde, ddim, dpm++, sde-dpm++"),
+        ("evaluate RUN --sampler heun", "sampler must be one of distributional, sde, ddim, dpm++, sde-dpm++"),
         ("evaluate RUN --metric fd", "metric must be left out for points, got 'fd'"),
         ("evaluate RUN --split test", "split must be left out for points, got 'test'"),
         ("evaluate RUN --n 1", "n must be a whole number of at least 2, got 1"),
         ("evaluate RUN --repeats 0", "repeats must be a whole number of at least 1, got 0"),
-        ("sample RUN --sampler euler", "sampler must be one of distributional, sde, ddim, dpm++, sde-dpm++"),
+        ("sample RUN --sampler heun", "sampler must be one of distributional, sde, ddim, dpm++, sde-dpm++"),
         ("evaluate CURVED --sampler ddim,dpm++", "schedule must be flow matching for DPM-Solver++, got Cosine()"),
         ("sample CURVED --sampler dpm++", "schedule must be flow matching for DPM-Solver++, got Cosine()"),
     ],
