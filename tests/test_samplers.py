@@ -148,7 +148,7 @@ def test_bad_arguments_are_named(denoiser):
         sample_with(denoiser, (2, 2), 2, "ddim", 0.5)
     with pytest.raises(ValueError, match="spans must be True for mean-flow"):
         sample_with(denoiser, (2, 2), 2, "mean-flow")
-    with pytest.raises(ValueError, match="prediction must be velocity, got x0"):
+    with pytest.raises(ValueError, match="prediction must be velocity, got 'x0'"):
         sample_with(Denoiser(MLP(2, width=8, depth=2, time_width=8)), (2, 2), 2, "euler")
     curved = Denoiser(MLP(2, width=8, depth=2, time_width=8), schedule=Cosine())
     for call in (sample_with, sample_dpm):
