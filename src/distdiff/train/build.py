@@ -52,11 +52,10 @@ def _check_optim(optim: OptimConfig) -> None:
 def check_fit(loss: LossConfig, batch_size: int, noise_name: str, noise: int | bool, init: str | None = None) -> None:
     """Whether a loss fits a network that has noise (or not), a batch and what the network starts from."""
     if loss.kind in ("regression", "moment-matching"):
-        require(not noise, noise_name, noise, f"{type(noise)(0)} for a loss of kind {loss.kind}")
-        distilled = loss.kind == "moment-matching"
-        require(
-            not (distilled and init is None), "init", init, "the run of a teacher for a loss of kind moment-matching"
-        )
+        purpose = "a regression" if loss.kind == "regression" else "moment-matching"
+        require(not noise, noise_name, noise, f"{type(noise)(0)} for {purpose}")
+        given = loss.kind == "regression" or init is not None
+        require(given, "init", init, "the run of a teacher for moment-matching")
     elif loss.lam > 0:
         require(bool(noise), noise_name, noise, "given" if noise is False else "a whole number of at least 1")
     if loss.kind in ("joint", "marginal"):
