@@ -108,6 +108,8 @@ class Students:
     steps: int = 1000
     lr: float = 1e-3
     ema: float = 0.99
+    betas: tuple[float, float] = (0.0, 0.99)
+    """Adam's: with momentum, the game of student and auxiliary oscillates."""
 
 
 def _run(name: str, kind: str, scale: str) -> PointsRun | ImageRun:
@@ -125,7 +127,7 @@ def _study(name: str, scale: str, distilled: Students, peers: bool = True, **opt
     models = {kind: Model(run) for kind, run in runs.items()}
     ours, classical = runs["distributional"], runs["diffusion"]
     students = {k: f"distilled-{k}" for k in distilled.ks}
-    optim = replace(classical.optim, lr=distilled.lr, ema=distilled.ema)
+    optim = replace(classical.optim, lr=distilled.lr, ema=distilled.ema, betas=distilled.betas)
     for k, student in students.items():
         loss = replace(classical.loss, kind="moment-matching", k=k)
         models[student] = Model(replace(classical, steps=distilled.steps, loss=loss, optim=optim), "diffusion")
