@@ -50,7 +50,6 @@ def _check_optim(optim: OptimConfig) -> None:
         require(0 <= value < 1, name, value, "in [0, 1)")
 
 
-<<<<<<< HEAD
 def check_fit(loss: LossConfig, batch_size: int, network: MLPConfig | UNetConfig, init: str | None = None) -> None:
     """Whether a loss fits a network, a batch and what the network starts from."""
     points = isinstance(network, MLPConfig)
@@ -62,15 +61,6 @@ def check_fit(loss: LossConfig, batch_size: int, network: MLPConfig | UNetConfig
     require(fresh, "init", init, "left out for a loss of kind mean-flow, whose network takes spans")
     if loss.kind not in POPULATION_LOSSES:
         require(not noise, noise_name, noise, f"{type(noise)(0)} for a loss of kind {loss.kind}")
-=======
-def check_fit(loss: LossConfig, batch_size: int, noise_name: str, noise: int | bool, init: str | None = None) -> None:
-    """Whether a loss fits a network that has noise (or not), a batch and what the network starts from."""
-    if loss.kind in ("regression", "moment-matching"):
-        purpose = "a regression" if loss.kind == "regression" else "moment-matching"
-        require(not noise, noise_name, noise, f"{type(noise)(0)} for {purpose}")
-        given = loss.kind == "regression" or init is not None
-        require(given, "init", init, "the run of a teacher for moment-matching")
->>>>>>> wt-distill
     elif loss.lam > 0:
         require(bool(noise), noise_name, noise, "given" if noise is False else "a whole number of at least 1")
     if loss.kind in ("joint", "marginal"):
