@@ -321,9 +321,9 @@ def test_a_distributional_student_starts_as_its_teacher_whatever_its_noise(teach
 
 
 BAD = [
-    ({"init": None}, "init must be the run of a teacher for moment-matching, got None"),
+    ({"init": None}, "init must be the run of a teacher for a loss of kind moment-matching, got None"),
     ({"init": "nowhere"}, "init must be a run folder with a config.json, got 'nowhere'"),
-    ({"network.noise_dim": 2}, "network.noise_dim must be 0 for moment-matching, got 2"),
+    ({"network.noise_dim": 2}, "network.noise_dim must be 0 for a loss of kind moment-matching, got 2"),
     ({"loss.k": 0}, "k must be a whole number of at least 1, got 0"),
     ({"loss.churn": 2}, "churn must be in [0, 1], got 2.0"),
 ]
