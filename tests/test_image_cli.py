@@ -205,7 +205,7 @@ BAD = [
     ("evaluate RUN --steps one", "steps must be numbers separated by commas, got 'one'"),
     ("evaluate RUN --steps 0 --metric fd", "steps must be a whole number of at least 1, got 0"),
     ("evaluate RUN --churn 3 --metric fd", "churn must be in [0, 1], got 3.0"),
-    ("evaluate RUN --sampler euler --metric fd", "sampler must be one of distributional, sde, ddim, dpm++, sde-dpm++"),
+    ("evaluate RUN --sampler heun --metric fd", "sampler must be one of distributional, sde, ddim, dpm++, sde-dpm++"),
     ("evaluate RUN --split night --metric fd", "night"),
     ("evaluate nowhere", "run must be a run folder with a config.json"),
     ("train digits --scale smoke --data.source EMPTY", "EMPTY"),

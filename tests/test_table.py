@@ -180,7 +180,7 @@ def test_seeds_and_the_second_part_can_be_chosen(tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("reproduce gaussian --seeds 0", "left out for this"),
+        ("reproduce gaussian --seeds 0", "left out but for tables"),
         ("reproduce table checkerboard --seeds 0,x", "seeds must be numbers separated by commas"),
         ("reproduce table checkerboard --seeds -1", "seed must be"),
     ],
