@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from distdiff._check import FailedRuns
 from distdiff.cli import main
 from distdiff.recipe import TABLES
 from distdiff.recipe.table import Column
@@ -126,10 +127,24 @@ def test_a_run_that_fails_is_named_and_does_not_stop_the_others(tmp_path):
         return Job(name, config, tmp_path / name, setting, "D", 64, None, needs)
 
     jobs = [job("bad", bad), job("child", base, "bad"), job("good", base)]
-    with pytest.raises(RuntimeError, match=r"2 of 3 runs failed: bad \(FloatingPointError.*child \(bad failed\)"):
+    with pytest.raises(FailedRuns, match=r"(?s)2 runs failed;.*bad: FloatingPointError.*child: bad failed"):
         run_jobs(jobs, 1, "runs")
     assert jobs[2].finished()
     assert not jobs[0].finished()
+
+
+def test_scores_of_a_run_with_other_settings_do_not_count(tmp_path):
+    base = SMOKE.models["diffusion"].run
+    setting = (Setting(2, "ddim", None, "uniform"),)
+    first, other = (Job("a", replace(base, seed=seed), tmp_path / "a", setting, "D", 64, None) for seed in (0, 1))
+    run_jobs([first], 1, "runs")
+    before = first.scores()
+    assert set(before) == set(setting)
+    assert other.scores() == {}
+    run_jobs([other], 1, "runs")
+    assert other.finished()
+    assert not first.finished()
+    assert other.scores() != before
 
 
 def test_tables_that_do_not_exist_are_refused(capsys, tmp_path):

@@ -1,14 +1,23 @@
-"""One sentence for every bad argument: which one, what it was, what is allowed."""
+"""One sentence for every bad argument: which one, what it was, what is allowed; and for runs that failed."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from numbers import Integral
 from typing import Any
 
 
 class BadArgument(ValueError):
     """The project's `ValueError`: the argument, its value and what is allowed."""
+
+
+class FailedRuns(RuntimeError):
+    """Several runs have come to their end, but for some that failed: each with its error, and what to do."""
+
+    def __init__(self, failed: Mapping[str, str], advice: str) -> None:
+        lines = "".join(f"\n  {name}: {error}" for name, error in failed.items())
+        super().__init__(f"{len(failed)} run{'s' * (len(failed) > 1)} failed; {advice}:{lines}")
 
 
 def require(ok: bool, name: str, value: Any, allowed: str) -> None:

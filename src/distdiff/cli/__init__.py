@@ -14,9 +14,8 @@ from typing import Any
 
 import tyro
 
-from .._check import BadArgument, require, require_choice, require_seed
+from .._check import BadArgument, FailedRuns, require, require_choice, require_seed
 from ..recipe import RECIPES, SCALES, AutoencoderRun, PointsRun
-from ..sweep import FailedRuns
 from ..train import RunFolder
 from .arguments import (
     DemoArgs,
@@ -146,7 +145,8 @@ def sweep_command(argv: Sequence[str]) -> str:
     failed = run_sweep(sweep, out, workers=args.workers, engine=args.engine, retry_failed=args.retry_failed)
     write_report(out, mask=args.mask)
     if failed:
-        raise FailedRuns(failed, out)
+        advice = f"--retry-failed tries again, error.txt of each under {out / 'runs'} says more"
+        raise FailedRuns(failed, advice)
     return f"Done. Look at {out / 'report.md'}"
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from .._check import FailedRuns
 from ..recipe import HEATMAPS, HeatmapStudy
 from .record import Record
 
@@ -17,7 +18,7 @@ __all__ = ["EXPERIMENTS"]
 
 
 def run(name: str, scale: str, out: Path) -> None:
-    from ..sweep import FailedRuns, Sweep, load_sweep, run_sweep
+    from ..sweep import Sweep, load_sweep, run_sweep
     from ..sweep.figures import best_values, draw_figures, split
     from ..sweep.report import best_table, failures, findings, lambda_falls
     from ..sweep.run import check_sweep, classical_grid
@@ -67,7 +68,7 @@ def run(name: str, scale: str, out: Path) -> None:
     record.write(f"{name}: λ and β against the number of steps", findings(table))
     (record.folder / "table.csv").write_text(table.csv())
     if failed:
-        raise FailedRuns(failed, folder)
+        raise FailedRuns(failed, f"error.txt of each under {folder / 'runs'} says more")
 
 
 EXPERIMENTS: dict[str, Callable[[str, Path], None]] = {f"heatmap-{name}": partial(run, name) for name in HEATMAPS}

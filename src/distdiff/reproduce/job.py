@@ -13,13 +13,14 @@ import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass
-from multiprocessing import get_context
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from .._check import FailedRuns
 from ..baseline.samplers import sample_with
 from ..data.toy import TOYS
 from ..evaluate.points import Reference as PointReference
@@ -95,16 +96,16 @@ class Job:
         if not self.file.is_file():
             return {}
         saved = json.loads(self.file.read_text())
-        return saved if saved["how"] == self.how() and RunFolder(self.folder).done(self.config) is not None else {}
+        return saved if saved["how"] == self.how() else {}
 
     def how(self) -> dict[str, Any]:
-        """What the scores hang on beside the setting."""
-        return {"metric": self.metric, "n": self.n, "n_reference": self.n_reference, "steps": self.config.steps}
+        """What the scores hang on beside the setting, as JSON has it; above all the whole run."""
+        how = {"metric": self.metric, "n": self.n, "n_reference": self.n_reference, "run": asdict(self.config)}
+        return json.loads(json.dumps(how))
 
     def finished(self) -> bool:
-        return RunFolder(self.folder).done(self.config) == self.config.steps and set(self.scores()) == set(
-            self.settings
-        )
+        trained = RunFolder(self.folder).done(self.config) == self.config.steps
+        return trained and set(self.scores()) == set(self.settings)
 
 
 def run_jobs(jobs: Sequence[Job], workers: int, label: str) -> None:
@@ -139,8 +140,7 @@ def run_jobs(jobs: Sequence[Job], workers: int, label: str) -> None:
                     console.print(f"{job.name}: trained in {RunFolder(job.folder).seconds():.0f} s")
                 advance(to=done)
     if failed:
-        lines = "; ".join(f"{name} ({why})" for name, why in failed.items())
-        raise RuntimeError(f"{len(failed)} of {len(jobs)} runs failed: {lines}. Those that did not are kept.")
+        raise FailedRuns(failed, "the others are kept, and the same command tries these again")
 
 
 def work(job: Job) -> None:
@@ -151,8 +151,10 @@ def work(job: Job) -> None:
     done = folder.done(job.config)
     if done != job.config.steps:
         resume = done is not None and bool(folder.steps())
-        for _ in train(job.config, job.folder, resume=resume, overwrite=not resume):
-            pass
+        parent = parent_process()
+        for progress in train(job.config, job.folder, resume=resume, overwrite=not resume):
+            if parent is not None and not parent.is_alive():
+                progress.stop()  # a table that was killed leaves nobody behind who trains in its folder
     score = scorer(job)
     found = job.scores()
     started = time.perf_counter()

@@ -22,7 +22,7 @@ from ..figure import canvas, plain_ticks
 from ..recipe.config import RunConfig
 from ..recipe.table import TABLES, Column, TableStudy
 from ..train import RunFolder
-from .job import Job, Setting, run_jobs
+from .job import Job, Pair, Setting, run_jobs
 from .record import Record, scientific, table
 
 __all__ = ["Cell", "cells", "latex", "markdown", "run"]
@@ -93,6 +93,10 @@ def job_name(model: str, seed: int) -> str:
     return f"{model}, seed {seed}"
 
 
+def model_of(job: Job) -> str:
+    return job.name.rsplit(",", 1)[0]
+
+
 def place(folder: Path, model: str, seed: int) -> Path:
     return folder / "runs" / f"{model.replace(MATCHED, '-matched')}-{seed}"
 
@@ -100,11 +104,14 @@ def place(folder: Path, model: str, seed: int) -> Path:
 def cells(study: TableStudy, jobs: Sequence[Job], columns: dict[str, Column], suffix: str = "") -> Cells:
     """The cells of some columns, settings chosen over all seeds."""
     found: Cells = {}
+    by_model: dict[str, list[dict[Setting, Pair]]] = {}
+    for job in jobs:
+        by_model.setdefault(model_of(job), []).append(job.scores())
     for name, column in columns.items():
         found[name] = {}
         for nfe in study.nfe:
             model = column.model(nfe) + suffix
-            scored = [job.scores() for job in jobs if job.name.rsplit(",", 1)[0] == model]
+            scored = by_model[model]
             options = [s for s in settings_of(column, nfe) if all(s in scores for scores in scored)]
             best = min(options, key=lambda s: statistics.fmean(scores[s].choice for scores in scored))
             values = tuple(scores[best].score for scores in scored)
@@ -117,7 +124,7 @@ def seconds_of(jobs: Sequence[Job], study: TableStudy) -> dict[str, float]:
     """Mean training time of each model, in seconds, with its teacher's."""
     own: dict[str, list[float]] = {}
     for job in jobs:
-        own.setdefault(job.name.rsplit(",", 1)[0], []).append(RunFolder(job.folder).seconds())
+        own.setdefault(model_of(job), []).append(RunFolder(job.folder).seconds())
     mean = {name: statistics.fmean(values) for name, values in own.items()}
     teachers = {name: study.models[name.removesuffix(MATCHED)].teacher for name in mean}
     return {name: value + (mean[t] if (t := teachers[name]) else 0.0) for name, value in mean.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,9 @@ from .folder import METRICS, Sweep, SweepFolder
 from .grid import check_cheaply, known_settings, parse_grid, parse_settings, value_of
 from .local import run_local
 
-__all__ = ["ENGINES", "FailedRuns", "check_sweep", "classical_grid", "plan", "run_sweep"]
+__all__ = ["ENGINES", "check_sweep", "classical_grid", "plan", "run_sweep"]
 
 ENGINES = ("local", "ray")
-
-
-class FailedRuns(RuntimeError):
-    """A sweep has come to its end, but for runs that failed: each with its error."""
-
-    def __init__(self, failed: Mapping[str, str], out: Path) -> None:
-        lines = "".join(f"\n  {name}: {error}" for name, error in failed.items())
-        some = f"{len(failed)} run{'s' * (len(failed) > 1)} failed; --retry-failed tries again"
-        super().__init__(f"{some}, error.txt of each under {out / 'runs'} says more:{lines}")
 
 
 def plan(
