@@ -377,6 +377,13 @@ def test_a_run_resumed_within_its_warm_up_is_the_uninterrupted_one(tmp_path):
     assert all(torch.equal(whole[key], parts[key]) for key in whole)
 
 
+def test_a_warm_up_must_leave_steps_for_the_population(tmp_path):
+    config = replace(SMOKE, steps=5, loss=replace(SMOKE.loss, warmup=5))
+    with pytest.raises(ValueError, match=r"loss\.warmup must be less than the 5 steps"):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_warm_up_is_for_the_conditional_loss_alone():
     with pytest.raises(ValueError, match=r"loss\.warmup must be left out unless loss\.kind is conditional, got 5"):
         build_loss(LossConfig(kind="regression", warmup=5), torch.eye(2))

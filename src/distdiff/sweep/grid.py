@@ -162,4 +162,4 @@ def check_cheaply(config: RunConfig) -> None:
     check_run(config)
     require_seed(config.seed)
     build_loss(config.loss, torch.eye(2))
-    check_fit(config.loss, config.batch_size, config.network, config.init)
+    check_fit(config)

@@ -16,7 +16,7 @@ from ..baseline.distill import MomentMatching
 from ..kernel import RBF, Energy, Exponential, InverseMultiquadric, Kernel, median_distance
 from ..loss import ConditionalLoss, JointLoss, Loss, MarginalLoss, NoWeighting, RegressionLoss, Sigmoid, Weighting
 from ..peer import MeanFlowLoss, OTFlowLoss
-from ..recipe.config import LossConfig, MLPConfig, OptimConfig, RunConfig, UNetConfig
+from ..recipe.config import ImageRun, LossConfig, MLPConfig, OptimConfig, PointsRun, RunConfig
 
 __all__ = ["POPULATION_LOSSES", "build_loss", "check_fit", "check_run", "pick_device"]
 
@@ -50,8 +50,11 @@ def _check_optim(optim: OptimConfig) -> None:
         require(0 <= value < 1, name, value, "in [0, 1)")
 
 
-def check_fit(loss: LossConfig, batch_size: int, network: MLPConfig | UNetConfig, init: str | None = None) -> None:
-    """Whether a loss fits a network, a batch and what the network starts from."""
+def check_fit(config: PointsRun | ImageRun) -> None:
+    """Whether a run's loss fits its length, its batch, its network and what that starts from."""
+    loss, batch_size, network, init = config.loss, config.batch_size, config.network, config.init
+    short = loss.warmup >= config.steps
+    require(not short, "loss.warmup", loss.warmup, f"less than the {config.steps} steps, which it is the start of")
     points = isinstance(network, MLPConfig)
     noise: int | bool = network.noise_dim if isinstance(network, MLPConfig) else network.noise
     noise_name = f"network.{'noise_dim' if points else 'noise'}"

@@ -126,7 +126,7 @@ class ImageTask(PictureTask):
     def __init__(self, config: ImageRun) -> None:
         check_run(config)
         build_loss(config.loss, torch.eye(2))
-        check_fit(config.loss, config.batch_size, config.network, config.init)
+        check_fit(config)
         for name, look in (("preview", config.preview), ("evaluation", config.evaluation)):
             require_count(f"{name}.every", look.every, least=0)
             require_count(f"{name}.n", look.n, least=2)

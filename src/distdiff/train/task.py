@@ -169,7 +169,7 @@ class PointsTask(Task):
         build_loss(config.loss, torch.eye(2))
         with seeded(config.seed, "weights"):
             self.network, self.model = start_denoiser(config)
-        check_fit(config.loss, config.batch_size, config.network, config.init)
+        check_fit(config)
         self.config: PointsRun = config
         self.data = build_data(config.data)
         self.length = len(self.data)
