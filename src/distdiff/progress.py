@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from .recipe.config import PointsRun, RunConfig
+from .recipe.config import PointsRun, RobotRun, RunConfig
 from .train import RunFolder, build_task, train
 
 __all__ = ["bar", "console", "reports", "training"]
@@ -109,7 +109,7 @@ def training(
     if not isinstance(config, PointsRun):
         console.print(task.describe(), soft_wrap=True, highlight=False)
     run = train(config, out, resume=resume, overwrite=overwrite, task=task)
-    start, first, unit = time.perf_counter(), None, "rows" if isinstance(config, PointsRun) else "images"
+    start, first, unit = time.perf_counter(), None, "rows" if isinstance(config, (PointsRun, RobotRun)) else "images"
     with deferred_interrupts() as interrupted, closing(run), bar(label, config.steps) as advance:
         for progress in run:
             if first is None:

@@ -49,13 +49,42 @@ class SampleGenerator(torch.Generator):
             require_seed(value)
         self.seeds = torch.as_tensor(seeds, dtype=torch.int64, device=device)
         self.calls = 0
+        self._ready, self._ready_from = torch.empty(0, len(self.seeds), 0), 0
         self.manual_seed(int(self.seeds[0]) if len(seeds) else 0)
 
     def words(self, count: int) -> Tensor:
         """`count` fresh words of 64 bits a row, as int64 of shape (rows, count)."""
-        start = splitmix(splitmix(self.seeds) + self.calls)[:, None]
         self.calls += 1
-        return splitmix(start + torch.arange(1, count + 1, device=self.seeds.device).mul_(_GOLDEN))
+        return self._words(1, count, self.calls - 1)[0]
+
+    def _words(self, calls: int, count: int, first: int) -> Tensor:
+        """The words of some calls, (calls, rows, count)."""
+        device = self.seeds.device
+        start = splitmix(splitmix(self.seeds) + torch.arange(first, first + calls, device=device)[:, None])
+        return splitmix(start[..., None] + torch.arange(1, count + 1, device=device).mul_(_GOLDEN))
+
+    def normals(self, count: int, dtype: torch.dtype) -> Tensor:
+        """`count` fresh normal numbers a row, (rows, count); float32 or float64."""
+        index = self.calls - self._ready_from
+        self.calls += 1
+        held, _, width = self._ready.shape
+        if 0 <= index < held and count <= width and dtype == self._ready.dtype:
+            return self._ready[index, :, :count]
+        return self._normals(1, count, dtype, self.calls - 1)[0]
+
+    def prepare(self, calls: int, count: int, dtype: torch.dtype) -> None:
+        """Make the normal numbers of the next calls, up to `count` a row in each, in one go.
+
+        They are the same numbers; for small events one go takes a fraction of the time.
+        """
+        self._ready, self._ready_from = self._normals(calls, count, dtype, self.calls), self.calls
+
+    def _normals(self, calls: int, count: int, dtype: torch.dtype, first: int) -> Tensor:
+        half = -(-count // 2)
+        below_one = 1 - max(torch.finfo(dtype).eps / 2, 2**-32)
+        words = self._words(calls, half, first)
+        halves = words.view(torch.int32) if words.numel() else words.to(torch.int32)
+        return halves[..., :count].to(dtype).mul_(2**-31 * below_one).erfinv_().mul_(math.sqrt(2))
 
 
 class BlockGenerator(torch.Generator):
@@ -130,13 +159,8 @@ def randn(shape: Sequence[int], *, generator: torch.Generator | None, like: Tens
     """Standard normal numbers of the device and floating dtype of `like`; row-wise for a `SampleGenerator`."""
     if not isinstance(generator, SampleGenerator):
         return _plain(torch.randn, shape, generator, like)
-    count = _rows(shape, generator)
-    half = -(-count // 2)
-    wide = torch.promote_types(like.dtype, torch.float32)
-    below_one = 1 - max(torch.finfo(wide).eps / 2, 2**-32)
-    halves = generator.words(half).flatten().view(torch.int32).reshape(len(generator.seeds), 2 * half)
-    z = halves[:, :count].to(wide).mul_(2**-31 * below_one).erfinv_().mul_(math.sqrt(2))
-    return z.reshape(tuple(shape)).to(like.device, like.dtype)
+    count, wide = _rows(shape, generator), torch.promote_types(like.dtype, torch.float32)
+    return generator.normals(count, wide).reshape(tuple(shape)).to(like.device, like.dtype)
 
 
 def _plain(

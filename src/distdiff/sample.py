@@ -15,10 +15,10 @@ rounding in the network.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +31,9 @@ from .random import SampleGenerator, randn
 from .row_wise import RowWise
 from .schedule import SAFETY, as_time, time_grid
 from .transition import Transition, transition
+
+PREPARED = 1 << 18
+"""Numbers up to which the noise of all steps is made at once, which small events gain by."""
 
 __all__ = ["Plan", "Step", "Trajectory", "rows_of", "sample", "sample_trajectory"]
 
@@ -94,7 +97,7 @@ def sample(
     plan = Plan(denoiser, shape, steps, churn, grid, seed, device, dtype)
     size = plan.count if batch_size is None else batch_size
     require_count("batch_size", size, least=0 if plan.count == 0 else 1)
-    done = [plan.start(0, 0)[0]]
+    done = [] if plan.count else [plan.start(0, 0)[0]]
     for first in range(0, plan.count, max(size, 1)):
         xs = None
         for step in plan.run(first, min(first + size, plan.count), cond):
@@ -162,16 +165,22 @@ class Plan:
         self.device = torch.device(device if device is not None else own_device)
         self.dtype = dtype or own_dtype or torch.get_default_dtype()
         self.wide = torch.promote_types(self.dtype, torch.float32)
-        steps_down = (transition(denoiser.schedule, t, s, churn) for t, s in pairwise(self.times))
-        self.moves = [Transition(*(self.scalar(float(value)) for value in move)) for move in steps_down]
+        times = torch.tensor(self.times, dtype=torch.float64)
+        down = transition(denoiser.schedule, times[:-1], times[1:], churn)
+        self.moves = [Transition(*move) for move in zip(*(self.scalars(value) for value in down), strict=True)]
+        self.clock = self.scalars(times)
 
-    def scalar(self, value: float) -> Tensor:
-        return torch.tensor(value, device=self.device, dtype=self.wide)
+    def scalars(self, values: Tensor) -> tuple[Tensor, ...]:
+        return values.to(self.device, self.wide).unbind()
 
     def start(self, first: int, last: int) -> tuple[Tensor, SampleGenerator]:
         generator = SampleGenerator(self.seeds[first:last].to(self.device), self.device)
         like = torch.empty(0, device=self.device, dtype=self.dtype)
         sigma = float(self.denoiser.schedule(as_time(self.times[0]))[1])
+        numbers = max(math.prod(self.event), math.prod(getattr(self.denoiser, "noise_shape", None) or ()))
+        calls = 1 + 2 * len(self.moves)
+        if calls * (last - first) * numbers <= PREPARED:
+            generator.prepare(calls, numbers, self.wide)
         return sigma * randn((last - first, *self.event), generator=generator, like=like), generator
 
     @torch.no_grad()
@@ -180,9 +189,9 @@ class Plan:
         cond = rows_of(cond, first, last)
         for index, move in enumerate(self.moves):
             t, s = self.times[index : index + 2]
-            span = {"span": self.scalar(t - s)} if self.averages else {}
+            span = {"span": self.clock[index] - self.clock[index + 1]} if self.averages else {}
             with self.guard():
-                x0 = self.denoiser.draw(xt, self.scalar(t), 1, cond, generator, **span)[:, 0]
+                x0 = self.denoiser.draw(xt, self.clock[index], 1, cond, generator, **span)[:, 0]
             z = randn(xt.shape, generator=generator, like=xt) if s > 0 and self.churn > 0 else None
             xs = move(xt, x0, z).to(self.dtype)
             yield Step(index, len(self.moves), t, s, xt, x0, xs)

@@ -60,7 +60,7 @@ def sample_dpm(
     x, generator = plan.start(0, plan.count)
     for index, (t, s) in enumerate(pairwise(plan.times)):
         with plan.guard():
-            x0 = denoiser.draw(x, plan.scalar(t), 1, cond, generator)[:, 0]
+            x0 = denoiser.draw(x, plan.clock[index], 1, cond, generator)[:, 0]
         noisy = algorithm == "sde-dpm++" and s > 0
         z = randn(x.shape, generator=generator, like=x) if noisy else torch.zeros_like(x)
         xs = scheduler.step(x0, scheduler.timesteps[index], x, variance_noise=z, return_dict=False)[0].to(x.dtype)

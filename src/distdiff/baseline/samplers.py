@@ -68,7 +68,7 @@ def sample_with(
     sampler: str = "distributional",
     churn: float | None = None,
     grid: str = "uniform",
-    seed: int = 0,
+    seed: int | Sequence[int] = 0,
     *,
     cond: Any = None,
     batch_size: int | None = None,
@@ -78,7 +78,7 @@ def sample_with(
 
     Args:
         churn: of the distributional sampler, 1 by default; the others have none.
-        seed: sample i uses seed + i.
+        seed: sample i uses seed + i; or a sequence of n seeds.
         cond: conditioning, split with the batch as in `sample`.
         batch_size: samples drawn at once; all by default.
         callback: called after each step of each batch.
@@ -96,7 +96,7 @@ def sample_with(
             (min(size, n - first), *event),
             steps,
             grid=grid,
-            seed=seed + first,
+            seed=seed + first if isinstance(seed, int) else seed[first : first + size],
             cond=rows_of(cond, first, first + size),
             callback=callback,
             **options,

@@ -1,4 +1,4 @@
-"""The command line: train, sample, posterior, evaluate, sweep, reproduce, demo.
+"""The command line: train, sample, posterior, evaluate, collect, rollout, sweep, reproduce, demo.
 
 A bad argument prints one sentence and exits with 2 before anything is written; an interrupted run saves and exits with
 130. Settings are typed: `distdiff train mixture2d --help` lists each with its default and what it means.
@@ -15,13 +15,16 @@ from typing import Any
 import tyro
 
 from .._check import BadArgument, FailedRuns, require, require_choice, require_seed
-from ..recipe import RECIPES, SCALES, AutoencoderRun, PointsRun
+from ..baseline.samplers import SAMPLERS
+from ..recipe import RECIPES, ROBOT_STUDIES, SCALES, AutoencoderRun, PointsRun, RobotRun
 from ..train import RunFolder
 from .arguments import (
+    CollectArgs,
     DemoArgs,
     EvaluateArgs,
     PosteriorArgs,
     ReproduceArgs,
+    RolloutArgs,
     SampleArgs,
     SweepArgs,
     SweepFiguresArgs,
@@ -37,6 +40,8 @@ HELP = f"""usage: distdiff COMMAND ... (distdiff COMMAND --help says more)
   sample RUN          draw samples from a run folder
   posterior RUN IMAGE what a noisy picture could have been: draws, their mean, where they differ
   evaluate RUN        FID and KID (or the fast fd; for points D_rho) against steps, churn and sampler
+  collect SUITE       have a scripted expert demonstrate robot tasks
+  rollout RUN         let a robot's policy act in simulation: success, speed, films
   sweep RECIPE        train and score all combinations of some settings: tables, heatmaps, curves
   sweep-figures DIR   draw the figures of a sweep again
   reproduce NAME      run one of the paper's experiments: figures, numbers, a report
@@ -60,6 +65,8 @@ def train_command(argv: Sequence[str]) -> str:
     training(args.run, out, label=recipe, resume=args.resume or False, overwrite=args.overwrite)
     if isinstance(args.run, AutoencoderRun):
         return f"Trained. Look at {out}/previews; a latent model: distdiff train image --latent {out}"
+    if isinstance(args.run, RobotRun):
+        return f"Trained. Let it act: distdiff rollout {out} --suite SUITE"
     return f"Trained. Look at {out} or draw from it: distdiff sample {out}"
 
 
@@ -117,7 +124,45 @@ def evaluate_command(argv: Sequence[str]) -> str:
 
 def _is_points(run: Path) -> bool:
     """Whether a run is of points; a folder without a configuration may be a pipeline of pictures."""
-    return (run / "config.json").is_file() and isinstance(RunFolder(run).read_config(), PointsRun)
+    config = RunFolder(run).read_config() if (run / "config.json").is_file() else None
+    robot = isinstance(config, RobotRun)
+    require(not robot, "run", str(run), "a run of points or images; a policy is tried by distdiff rollout")
+    return isinstance(config, PointsRun)
+
+
+def collect_command(argv: Sequence[str]) -> str:
+    from ..progress import bar
+    from ..robot.collect import collect
+
+    args = _parse(CollectArgs, argv, "collect")
+    out = args.out or Path("demos") / args.suite
+    options = {name: getattr(args, name) for name in ("workers", "seed", "cameras", "camera_size", "noise")}
+    tasks = None if args.task == "all" else _numbers("task", args.task, int)
+    with bar("demonstrations", 1) as advance:
+        made = collect(args.suite, tasks, args.n, out, progress=lambda k, n: advance(to=k, total=n), **options)
+    return f"{made}. Train on them: distdiff train libero-goal --data.source {out}"
+
+
+def rollout_command(argv: Sequence[str]) -> str:
+    from ..evaluate.rollout import Setting
+    from .rollout import roll_out_and_report
+
+    args = _parse(RolloutArgs, argv, "rollout")
+    out = args.out or args.run / f"rollout-{args.suite}"
+    tasks = None if args.task == "all" else _numbers("task", args.task, int)
+    options = {name: getattr(args, name) for name in ("suite", "episodes", "seed", "workers", "videos", "device")}
+    steps, churns = _numbers("steps", args.steps, int), _numbers("churn", args.churn, float)
+    samplers = [name.strip() for name in args.sampler.split(",")]
+    for name in samplers:
+        require_choice("sampler", name, SAMPLERS)
+    settings = [
+        Setting(count, churn, name)
+        for count in steps
+        for name in samplers
+        for churn in (churns if SAMPLERS[name].churn else [None])
+    ]
+    roll_out_and_report(args.run, out, tasks=tasks, settings=settings, **options)
+    return f"Done. Look at {out / 'rollout.png'}, {out / 'metrics.json'} and {out / 'videos'}"
 
 
 def _or(given: int | None, default: int) -> int:
@@ -180,14 +225,15 @@ def reproduce_command(argv: Sequence[str]) -> str:
         require_choice("experiment", name, EXPERIMENTS)
     places = {name: f"{name.replace(' ', '-')}-{args.scale}" for name in names}
     alone = args.out if len(names) == 1 else None
-    tables = names[0].startswith("table ")
-    require(
-        tables or (args.seeds is None and args.same_time), "seeds, same-time", args.seeds, "left out but for tables"
-    )
+    tables, robots = names[0].startswith("table "), names[0] in ROBOT_STUDIES
+    require(tables or robots or args.seeds is None, "seeds", args.seeds, "left out but for tables and robots")
+    require(tables or args.same_time, "same-time", args.same_time, "left out but for tables")
+    require(robots or args.data is None, "data", args.data, "left out but for robots")
     seeds = None if args.seeds is None else _numbers("seeds", args.seeds, int)
     for seed in seeds or ():
         require_seed(seed)
-    options = {"seeds": seeds, "same_time": args.same_time} if tables else {}
+    options: dict[str, Any] = {"seeds": seeds, "same_time": args.same_time} if tables else {}
+    options |= {"seeds": seeds, "data": args.data} if robots else {}
     reports = [
         str(reproduce(name, args.scale, alone or (args.out or Path("results")) / place, **options))
         for name, place in places.items()
@@ -207,6 +253,8 @@ COMMANDS: dict[str, Callable[[Sequence[str]], str]] = {
     "sample": sample_command,
     "posterior": posterior_command,
     "evaluate": evaluate_command,
+    "collect": collect_command,
+    "rollout": rollout_command,
     "sweep": sweep_command,
     "sweep-figures": sweep_figures_command,
     "reproduce": reproduce_command,

@@ -12,10 +12,12 @@ from ..baseline.samplers import SAMPLERS
 from ..recipe import RunConfig
 
 __all__ = [
+    "CollectArgs",
     "DemoArgs",
     "EvaluateArgs",
     "PosteriorArgs",
     "ReproduceArgs",
+    "RolloutArgs",
     "SampleArgs",
     "SweepArgs",
     "SweepFiguresArgs",
@@ -138,6 +140,65 @@ class EvaluateArgs:
 
 
 @dataclass(frozen=True)
+class CollectArgs:
+    """Have a scripted expert demonstrate tasks of a suite: files in LIBERO's HDF5 layout.
+
+    The same command goes on where it was stopped or killed.
+    """
+
+    suite: tyro.conf.Positional[str]
+    """libero_goal, libero_object, libero_spatial, libero_10 or libero_90."""
+    task: str = "all"
+    """Numbers of tasks, with commas; all by default."""
+    n: int = 50
+    """Successful demonstrations a task."""
+    cameras: bool = False
+    """Also record two cameras, which takes several times as long."""
+    camera_size: int = 128
+    """Side of their pictures."""
+    noise: float = 0.1
+    """Of the executed motions, so that demonstrations show how to recover; the intended ones are recorded."""
+    seed: int = 0
+    """Of start states and of the expert's choices."""
+    workers: int = 1
+    """Processes."""
+    out: Path | None = None
+    """Folder of the files; demos/SUITE by default."""
+
+
+@dataclass(frozen=True)
+class RolloutArgs:
+    """Let a policy act in simulation: success a task with intervals, time a plan takes, films.
+
+    The same command goes on where it was stopped or killed.
+    """
+
+    run: tyro.conf.Positional[Path]
+    """Run folder of a robot run, or a policy folder."""
+    suite: str = "pusht"
+    """pusht, or one of LIBERO's: libero_goal, libero_object, libero_spatial, libero_10, libero_90."""
+    task: str = "all"
+    """Numbers of tasks, with commas; all by default."""
+    steps: str = "2,16,50"
+    """Numbers of denoising steps a plan."""
+    episodes: int = 50
+    """Episodes a task: the benchmark's initial states, or seeds."""
+    churn: str = "1"
+    """Churns of the distributional sampler."""
+    sampler: Annotated[str, tyro.conf.arg(help=SAMPLER_HELP)] = "distributional"
+    seed: int = 0
+    """Of the policy's noise."""
+    workers: int = 1
+    """Processes, one thread each."""
+    videos: int = 1
+    """Films of the first successes, and of the first failures, at each number of steps."""
+    device: str = "cpu"
+    """Of the policy in each worker: cpu, cuda, mps, auto."""
+    out: Path | None = None
+    """Folder for the result; RUN/rollout-SUITE by default."""
+
+
+@dataclass(frozen=True)
 class SweepArgs:
     """Train and score every combination of some settings: a run folder each, a table, heatmaps and curves.
 
@@ -196,14 +257,17 @@ class ReproduceArgs:
     """Run one of the paper's experiments: figures as PNG and PDF, results.json, report.md."""
 
     name: tyro.conf.Positional[tuple[str, ...]]
-    """gaussian, snr, mixture2d, checkerboard, digits, fashion-mnist, cifar10, complexity, heatmap-NAME, or: table NAME,
+    """gaussian, snr, mixture2d, checkerboard, digits, fashion-mnist, cifar10, complexity, heatmap-NAME, pusht,
+    libero-goal, libero-goal-beta2, libero-goal-m, libero-goal-vision, or: table NAME,
     with one name or more of checkerboard, mixture2d, digits, fashion-mnist, cifar10, celeba, lsun, celebahq-latent."""
     scale: Scale = "small"
     """The paper's settings, minutes on two cores, or seconds for a test."""
     out: Path | None = None
     """Folder for the result; results/NAME-SCALE by default. Several tables lie in folders of their own below it."""
     seeds: str | None = None
-    """Tables: training seeds, with commas."""
+    """Tables and robots: training seeds, with commas."""
+    data: str | None = None
+    """Robots: where demonstrations lie; those of LIBERO are collected first by default."""
     same_time: bool = True
     """Tables: also train the peers for the wall time of the distributional model."""
 

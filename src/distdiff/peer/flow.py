@@ -52,7 +52,7 @@ def sample_euler(
     plan = Plan(denoiser, shape, steps, 0.0, grid, seed, None, None)
     x, _ = plan.start(0, plan.count)
     for index, (t, s) in enumerate(pairwise(plan.times)):
-        velocity = denoiser(x, plan.scalar(t), None, cond)[:, 0]
+        velocity = denoiser(x, plan.clock[index], None, cond)[:, 0]
         xs = x + (t - s) * velocity
         if callback is not None:
             callback(Step(index, steps, t, s, x, x + t * velocity, xs))

@@ -1,10 +1,11 @@
 """Recipes: every setting of every experiment, by name and scale."""
 
 from .closed import GAUSSIAN, SNR, GaussianStudy, SnrStudy
-from .config import SCALES, AutoencoderRun, ImageRun, PointsRun, RunConfig
+from .config import SCALES, AutoencoderRun, ImageRun, PointsRun, RobotRun, RunConfig
 from .heatmap import HEATMAPS, HeatmapStudy
 from .image import AUTOENCODER, COMPLEXITY, IMAGE_DEMO, IMAGE_STUDIES, IMAGES, ComplexityStudy, ImageStudy
 from .points import POINT_PEERS, STUDIES, PointStudy
+from .robot import ROBOT_STUDIES, ROBOTS, RobotStudy
 from .table import TABLES, TableStudy
 
 __all__ = [
@@ -17,6 +18,8 @@ __all__ = [
     "IMAGE_STUDIES",
     "POINT_PEERS",
     "RECIPES",
+    "ROBOTS",
+    "ROBOT_STUDIES",
     "SCALES",
     "SNR",
     "STUDIES",
@@ -29,6 +32,8 @@ __all__ = [
     "ImageStudy",
     "PointStudy",
     "PointsRun",
+    "RobotRun",
+    "RobotStudy",
     "RunConfig",
     "SnrStudy",
     "TableStudy",
@@ -42,7 +47,7 @@ RECIPES: dict[str, dict[str, RunConfig]] = {
         for study in STUDIES
         for model in STUDIES[study]["paper"].models
     },
-    **{name: dict(scales) for name, scales in (POINT_PEERS | IMAGES).items()},
+    **{name: dict(scales) for name, scales in (POINT_PEERS | IMAGES | ROBOTS).items()},
     "autoencoder": dict(AUTOENCODER),
 }
 """Training runs: an experiment's name is its distributional model, a suffix its classical twins and its peers."""

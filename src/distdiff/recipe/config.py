@@ -1,7 +1,8 @@
 """Every setting of a training run: frozen dataclasses, printed, saved with the run, overridable from the command line.
 
 They hold numbers and names. What the names stand for is built in `distdiff.train`. A run is of one of the kinds in
-`KINDS`: points in the plane, images, or the autoencoder of a latent model; all share length, loss and optimisation.
+`KINDS`: points in the plane, images, the autoencoder of a latent model, or a robot's policy; all share length, loss
+and optimisation.
 """
 
 from __future__ import annotations
@@ -23,8 +24,12 @@ __all__ = [
     "OptimConfig",
     "PointData",
     "PointsRun",
+    "PolicyConfig",
     "PreviewConfig",
     "ReconstructionConfig",
+    "RobotData",
+    "RobotRun",
+    "RolloutConfig",
     "RunConfig",
     "UNetConfig",
 ]
@@ -120,6 +125,64 @@ class UNetConfig:
     """Times are kept in [safety, 1 - safety]."""
     spans: bool = False
     """Whether the network takes a span of time, for mean-flow."""
+
+
+@dataclass(frozen=True)
+class RobotData:
+    source: str = ""
+    """Demonstrations: LIBERO's HDF5 files or their folder, a replay-buffer zarr, a LeRobot dataset or its hub name."""
+    layout: Literal["auto", "libero", "zarr", "lerobot"] = "auto"
+    """How they are laid out, if it cannot be guessed."""
+    states: tuple[str, ...] = ()
+    """Observations that are vectors, joined in this order."""
+    cameras: tuple[str, ...] = ()
+    """Observations that are pictures."""
+    chunk: int = 8
+    """Actions planned at once."""
+    execute: int = 8
+    """Actions of a plan that are carried out before the next one is made."""
+    history: int = 1
+    """States the policy sees, the last one the present."""
+    hold: tuple[int, ...] | None = None
+    """Where actions are motions: those repeated after an episode's end, the others being zero; all by default."""
+    shift: int = 0
+    """Pictures are moved by up to so many pixels at random, against overfitting."""
+    limit: int | None = None
+    """Use only the first demonstrations of each task."""
+    workers: int = 0
+    """Processes that read pictures ahead of training."""
+
+
+@dataclass(frozen=True)
+class PolicyConfig:
+    width: int = 512
+    """Width of the transformer."""
+    depth: int = 6
+    """Blocks of the denoiser."""
+    heads: int = 8
+    """Attention heads."""
+    encoder_depth: int = 4
+    """Blocks in which what is observed attends to itself, before the denoiser."""
+    dropout: float = 0.0
+    """Dropout within blocks."""
+    vision: Literal["resnet10", "resnet18"] = "resnet18"
+    """Encoder of the pictures, one a camera."""
+    vision_width: int = 64
+    """Channels of its first stage."""
+    language: str | None = "minilm"
+    """Frozen BERT of the instructions: minilm, or a folder or hub name; none for a policy that is told nothing."""
+    noise_dim: int = 2
+    """Size of the noise xi beside each action; 0 for a classical model."""
+    branch_at: int = 0
+    """0: a pass of the denoiser a draw, as in the paper. k: the draws share the first k blocks."""
+    prediction: Prediction = "x0"
+    """What the network predicts."""
+    schedule: ScheduleName = "flow"
+    """Noise schedule."""
+    safety: float = 1e-2
+    """Times are kept in [safety, 1 - safety]."""
+    spans: bool = False
+    """Always false: a policy has no spans of time."""
 
 
 @dataclass(frozen=True)
@@ -244,8 +307,24 @@ class EvaluationConfig:
 
 
 @dataclass(frozen=True)
+class RolloutConfig:
+    every: int = 0
+    """Training steps between rollouts in simulation, by which the best checkpoint is kept; 0 for none."""
+    suite: str = "pusht"
+    """Suite of tasks."""
+    tasks: tuple[int, ...] | None = None
+    """Numbers of the tasks; all by default."""
+    episodes: int = 20
+    """Episodes a task."""
+    steps: int = 2
+    """Denoising steps a plan."""
+    churn: float = 1.0
+    """Churn of the sampler."""
+
+
+@dataclass(frozen=True)
 class RunConfig:
-    """What all runs have; `PointsRun`, `ImageRun` and `AutoencoderRun` add their data and network."""
+    """What all runs have; `PointsRun`, `ImageRun`, `AutoencoderRun` and `RobotRun` add their data and network."""
 
     steps: int = 100_000
     """Training steps."""
@@ -304,5 +383,18 @@ class AutoencoderRun(RunConfig):
     preview: PreviewConfig = field(default_factory=PreviewConfig)
 
 
-KINDS: dict[str, type[RunConfig]] = {"points": PointsRun, "image": ImageRun, "autoencoder": AutoencoderRun}
+@dataclass(frozen=True)
+class RobotRun(RunConfig):
+    data: RobotData = field(default_factory=RobotData)
+    network: PolicyConfig = field(default_factory=PolicyConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+
+
+KINDS: dict[str, type[RunConfig]] = {
+    "points": PointsRun,
+    "image": ImageRun,
+    "autoencoder": AutoencoderRun,
+    "robot": RobotRun,
+}
 """Kinds of runs, as config.json names them."""

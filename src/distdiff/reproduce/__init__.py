@@ -8,7 +8,7 @@ from typing import Any
 
 from .._check import require_choice
 from ..recipe import SCALES
-from . import checkerboard, complexity, gaussian, heatmap, images, mixture2d, snr, table
+from . import checkerboard, complexity, gaussian, heatmap, images, mixture2d, robot, snr, table
 
 __all__ = ["EXPERIMENTS", "reproduce"]
 
@@ -20,12 +20,13 @@ EXPERIMENTS: dict[str, Callable[..., None]] = {
     "complexity": complexity.run,
     **images.EXPERIMENTS,
     **heatmap.EXPERIMENTS,
+    **robot.EXPERIMENTS,
     **table.EXPERIMENTS,
 }
 
 
 def reproduce(name: str, scale: str, out: Path, **options: Any) -> Path:
-    """Run one experiment into a folder; the path of its report. Tables take options (see `table.run`)."""
+    """Run one experiment into a folder; the path of its report. Tables and robots take options (see their `run`)."""
     require_choice("experiment", name, EXPERIMENTS)
     require_choice("scale", scale, SCALES)
     EXPERIMENTS[name](scale, out, **options)

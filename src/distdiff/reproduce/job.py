@@ -104,8 +104,24 @@ class Job:
         return json.loads(json.dumps(how))
 
     def finished(self) -> bool:
-        trained = RunFolder(self.folder).done(self.config) == self.config.steps
-        return trained and set(self.scores()) == set(self.settings)
+        return self.trained() and set(self.scores()) == set(self.settings)
+
+    def trained(self) -> bool:
+        return RunFolder(self.folder).done(self.config) == self.config.steps
+
+    def measure(self) -> None:
+        """Score the trained model at each setting that has no score yet."""
+        score = scorer(self)
+        found = self.scores()
+        started = time.perf_counter()
+        for setting in self.settings:
+            if setting not in found:
+                found[setting] = score.pair(setting)
+        rows = [{"setting": setting, **pair._asdict()} for setting, pair in found.items()]
+        payload = {"how": self.how(), "floor": score.floor(), "seconds": time.perf_counter() - started, "rows": rows}
+        aside = self.file.with_suffix(".partial")
+        aside.write_text(json.dumps(payload, indent=1) + "\n")
+        aside.replace(self.file)
 
 
 def run_jobs(jobs: Sequence[Job], workers: int, label: str) -> None:
@@ -144,7 +160,7 @@ def run_jobs(jobs: Sequence[Job], workers: int, label: str) -> None:
 
 
 def work(job: Job) -> None:
-    """Train and score one model: in a process of its own."""
+    """Train and measure one model: in a process of its own."""
     torch.set_num_threads(job.threads)
     os.environ["OMP_NUM_THREADS"] = str(job.threads)
     folder = RunFolder(job.folder)
@@ -155,17 +171,7 @@ def work(job: Job) -> None:
         for progress in train(job.config, job.folder, resume=resume, overwrite=not resume):
             if parent is not None and not parent.is_alive():
                 progress.stop()  # a table that was killed leaves nobody behind who trains in its folder
-    score = scorer(job)
-    found = job.scores()
-    started = time.perf_counter()
-    for setting in job.settings:
-        if setting not in found:
-            found[setting] = score.pair(setting)
-    rows = [{"setting": setting, **pair._asdict()} for setting, pair in found.items()]
-    payload = {"how": job.how(), "floor": score.floor(), "seconds": time.perf_counter() - started, "rows": rows}
-    aside = job.file.with_suffix(".partial")
-    aside.write_text(json.dumps(payload, indent=1) + "\n")
-    aside.replace(job.file)
+    job.measure()
 
 
 def scorer(job: Job) -> PointScorer | ImageScorer:

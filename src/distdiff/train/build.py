@@ -16,7 +16,7 @@ from ..baseline.distill import MomentMatching
 from ..kernel import RBF, Energy, Exponential, InverseMultiquadric, Kernel, median_distance
 from ..loss import ConditionalLoss, JointLoss, Loss, MarginalLoss, NoWeighting, RegressionLoss, Sigmoid, Weighting
 from ..peer import MeanFlowLoss, OTFlowLoss
-from ..recipe.config import ImageRun, LossConfig, MLPConfig, OptimConfig, PointsRun, RunConfig
+from ..recipe.config import ImageRun, LossConfig, OptimConfig, PointsRun, RobotRun, RunConfig, UNetConfig
 
 __all__ = ["POPULATION_LOSSES", "build_loss", "check_fit", "check_run", "pick_device"]
 
@@ -50,14 +50,14 @@ def _check_optim(optim: OptimConfig) -> None:
         require(0 <= value < 1, name, value, "in [0, 1)")
 
 
-def check_fit(config: PointsRun | ImageRun) -> None:
+def check_fit(config: PointsRun | ImageRun | RobotRun) -> None:
     """Whether a run's loss fits its length, its batch, its network and what that starts from."""
-    loss, batch_size, network, init = config.loss, config.batch_size, config.network, config.init
+    loss, batch_size, network, init = config.loss, config.batch_size, config.network, getattr(config, "init", None)
     short = loss.warmup >= config.steps
     require(not short, "loss.warmup", loss.warmup, f"less than the {config.steps} steps, which it is the start of")
-    points = isinstance(network, MLPConfig)
-    noise: int | bool = network.noise_dim if isinstance(network, MLPConfig) else network.noise
-    noise_name = f"network.{'noise_dim' if points else 'noise'}"
+    pictures = isinstance(network, UNetConfig)
+    noise: int | bool = network.noise if isinstance(network, UNetConfig) else network.noise_dim
+    noise_name = f"network.{'noise' if pictures else 'noise_dim'}"
     distilled = loss.kind == "moment-matching"
     require(not (distilled and init is None), "init", init, "the run of a teacher for a loss of kind moment-matching")
     fresh = init is None or loss.kind != "mean-flow"

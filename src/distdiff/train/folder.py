@@ -7,6 +7,7 @@
     weights.safetensors                  averaged weights of a points run, the ones to sample from
     pipeline/                            the same for images: a folder that diffusers loads
     autoencoder/                         the same for an autoencoder
+    policy/                              the same for a robot's policy
 
 Everything is written aside and renamed, so that a run that is killed leaves the last whole file behind. All randomness
 of a step is a function of the seed and the step's number, which is thus the random state and the loader's position too.
@@ -60,6 +61,7 @@ class RunFolder:
         self.best = self.checkpoints / "best.safetensors"
         self.pipeline = self.path / "pipeline"
         self.autoencoder = self.path / "autoencoder"
+        self.policy = self.path / "policy"
 
     def create(self, config: RunConfig, *, overwrite: bool = False) -> None:
         """Start afresh; an earlier run is in the way unless it may be overwritten."""
@@ -78,7 +80,7 @@ class RunFolder:
 
     def _own(self) -> list[Path]:
         """What a run leaves in its folder, but for its configuration."""
-        folders = [self.checkpoints, self.pipeline, self.autoencoder]
+        folders = [self.checkpoints, self.pipeline, self.autoencoder, self.policy]
         return [self.metrics, self.weights, *folders, self.path / "previews", self.path / "tensorboard"]
 
     def write_config(self, config: RunConfig) -> None:

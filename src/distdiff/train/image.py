@@ -92,8 +92,8 @@ class PictureTask(Task):
             self.images,
             batch_sampler=rows,
             num_workers=self.data.workers,
-            collate_fn=_as_it_is,
-            worker_init_fn=_leave_signals,
+            collate_fn=as_it_is,
+            worker_init_fn=leave_signals,
             pin_memory=torch.cuda.is_available(),
         )
         return iter(loader)
@@ -234,11 +234,11 @@ class ImageTask(PictureTask):
         return self.reference.score(self.draw(model, evaluation.n, evaluation.steps, evaluation.churn)).frechet
 
 
-def _as_it_is(batch: Any) -> Any:
+def as_it_is(batch: Any) -> Any:
     return batch
 
 
-def _leave_signals(_: int) -> None:
+def leave_signals(_: int) -> None:
     """Ctrl-C and SIGTERM reach all processes of a group; the trainer decides when its workers end."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

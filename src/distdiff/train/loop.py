@@ -24,7 +24,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from .._check import require
 from ..random import BlockGenerator, stream
-from ..recipe.config import AutoencoderRun, ImageRun, OptimConfig, PointsRun, RunConfig
+from ..recipe.config import AutoencoderRun, ImageRun, OptimConfig, PointsRun, RobotRun, RunConfig
 from .build import pick_device
 from .folder import RunFolder, flatten, load_weights
 from .task import Phase, PointsTask, Task, rows_in_order, seeded
@@ -73,6 +73,10 @@ def build_task(config: RunConfig) -> Task:
         from .image import ImageTask
 
         return ImageTask(config)
+    if isinstance(config, RobotRun):
+        from .robot import RobotTask
+
+        return RobotTask(config)
     from .autoencoder import AutoencoderTask
 
     assert isinstance(config, AutoencoderRun)
@@ -120,7 +124,7 @@ def _require_same(folder: RunFolder, config: RunConfig) -> None:
     """A resumed run may be longer, or log, save and look differently, but is otherwise the same run."""
     saved = folder.read_config()
     require(type(saved) is type(config), "settings", type(config).__name__, f"those of the run in {folder.path}")
-    names = ("steps", "device", "log_every", "save_every", "keep", "tracker", "preview", "evaluation")
+    names = ("steps", "device", "log_every", "save_every", "keep", "tracker", "preview", "evaluation", "rollout")
     free = {name: getattr(config, name) for name in names if hasattr(config, name)}
     before, after = flatten(asdict(replace(saved, **free))), flatten(asdict(config))
     changed = [f"{name} {before[name]} -> {after[name]}" for name in after if before[name] != after[name]]
@@ -287,7 +291,7 @@ class TrainState:
 
     def _best_by(self) -> str:
         """How the score was taken: scores taken otherwise do not compare."""
-        return repr(getattr(self.config, "evaluation", None))
+        return repr(getattr(self.config, "evaluation", getattr(self.config, "rollout", None)))
 
     def restore(self, source: Path, folder: RunFolder) -> None:
         """Take up a checkpoint of a run."""
