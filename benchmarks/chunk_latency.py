@@ -3,25 +3,23 @@
     python benchmarks/chunk_latency.py [RUN]
 
 Without a run, an untrained policy of the `libero-goal-vision` recipe at `small` is timed (two 64 px cameras, language),
-since time does not depend on training. One observation at a time, as on a robot. Passes, encodings and plans are timed
-in turns, and medians over the rounds are compared, so that a machine's moods touch all alike. A plan of k steps should cost
-k passes and one encoding.
+since time does not depend on training. One observation at a time, as on a robot, on one thread. Passes, encodings and
+plans are timed in turns by the processor's clock, so that a machine's moods touch all alike. A plan of k steps should
+cost k passes and one encoding.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from statistics import median
 
 import numpy as np
 import torch
+from timing import milliseconds
 
 from distdiff.data.robot import Statistics
 from distdiff.policy import Policy, PolicySpec, build_policy_denoiser
 from distdiff.recipe import ROBOTS
-
-ROUNDS = 60
 
 
 def untrained() -> Policy:
@@ -38,9 +36,8 @@ def main() -> None:
     spec = policy.spec
     torch.set_num_threads(1)
     shape = (1,) if spec.history == 1 else (1, spec.history)
-    seen = {name: np.random.rand(*shape, size).astype(np.float32) for name, size in spec.states.items()}
-    if "pusht_corners" in seen:
-        seen = {"state": np.random.rand(*shape, 5).astype(np.float32)}
+    sizes = {"state": 5} if "pusht_corners" in spec.states else spec.states
+    seen = {name: np.ones((*shape, size), np.float32) for name, size in sizes.items()}
     seen |= {name: np.zeros((1, *(spec.camera_size or ()), 3), np.uint8) for name in spec.cameras}
     words = [spec.words[0]] if spec.words else None
     xt = torch.randn(1, spec.chunk, spec.action_size)
@@ -48,7 +45,7 @@ def main() -> None:
     xi = torch.randn(1, 1, *policy.denoiser.noise_shape) if policy.denoiser.noise_shape else None
     t = torch.tensor(0.5)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def forward() -> object:
         return policy.denoiser(xt, t, xi, memory)
 
@@ -58,15 +55,9 @@ def main() -> None:
         "plan, 2 steps": lambda: policy.plan(seen, words, steps=2, seeds=[0]),
         "plan, 50 steps": lambda: policy.plan(seen, words, steps=50, seeds=[0]),
     }
-    times: dict[str, list[float]] = {name: [] for name in jobs}
-    for _ in range(ROUNDS):
-        for name, job in jobs.items():
-            begun = time.process_time()
-            job()
-            times[name].append(time.process_time() - begun)
-    middle = {name: median(some) for name, some in times.items()}
-    for name, seconds in middle.items():
-        print(f"{name:22} {1e3 * seconds:8.2f} ms")
+    middle = milliseconds(jobs, rounds=60, clock=time.process_time)
+    for name, spent in middle.items():
+        print(f"{name:22} {spent:8.2f} ms")
     one, encoding = middle["pass of the denoiser"], middle["encoding"]
     for steps in (2, 50):
         plan = middle[f"plan, {steps} steps"]

@@ -111,8 +111,8 @@ def test_an_encoded_observation_serves_as_the_observation_itself() -> None:
     assert memory.shape == (2, 2 + 2 * 2 + 1, 32)
     xt, t, xi = torch.randn(2, 4, 3), torch.tensor(0.3), torch.randn(2, 1, 4, 2)
     torch.testing.assert_close(net(xt, t, xi, memory), net(xt, t, xi, seen))
-    for name in seen:
-        changed = seen | {name: seen[name] + 1}
+    for name, value in seen.items():
+        changed = seen | {name: value + 1}
         assert not torch.allclose(net(xt, t, xi, changed), net(xt, t, xi, seen)), name
 
 
@@ -224,12 +224,12 @@ def test_bad_data_settings_are_sentences(run: RobotRun, change: dict[str, object
 
 
 def test_a_task_without_words_is_refused_by_a_policy_that_takes_language(run: RobotRun) -> None:
-    with pytest.raises(ValueError, match="network.language must be none for .* without words"):
+    with pytest.raises(ValueError, match=r"network.language must be none for .* without words"):
         build_task(replace(run, network=replace(run.network, language="minilm")))
 
 
 def test_other_losses_than_those_of_policies_are_refused(run: RobotRun) -> None:
-    with pytest.raises(ValueError, match="loss.kind must be one of"):
+    with pytest.raises(ValueError, match=r"loss\.kind must be one of"):
         build_task(replace(run, network=replace(run.network, noise_dim=0), loss=replace(run.loss, kind="ot-flow")))
 
 

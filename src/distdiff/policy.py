@@ -107,7 +107,7 @@ class Policy:
     def device(self) -> torch.device:
         return next(self.denoiser.parameters()).device
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def encode(self, observations: Mapping[str, Any], words: Sequence[str] | None = None) -> Tensor:
         """The memory of some observations, (n, tokens, width), for `plan_from`.
 
@@ -162,7 +162,7 @@ class Policy:
             self._language |= dict(zip(unknown, embed_sentences(unknown, self.spec.network.language), strict=True))
         return torch.stack([self._language[text] for text in words])
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def plan_from(
         self,
         memory: Tensor,

@@ -16,9 +16,10 @@ rounding in the network.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -106,7 +107,7 @@ def sample(
                 callback(step)
         assert xs is not None
         done.append(xs)
-    return torch.cat(done)
+    return done[0] if len(done) == 1 else torch.cat(done)
 
 
 def sample_trajectory(denoiser: Draws, shape: Sequence[int], steps: int | None = None, **options: Any) -> Trajectory:
@@ -165,13 +166,10 @@ class Plan:
         self.device = torch.device(device if device is not None else own_device)
         self.dtype = dtype or own_dtype or torch.get_default_dtype()
         self.wide = torch.promote_types(self.dtype, torch.float32)
-        times = torch.tensor(self.times, dtype=torch.float64)
-        down = transition(denoiser.schedule, times[:-1], times[1:], churn)
-        self.moves = [Transition(*move) for move in zip(*(self.scalars(value) for value in down), strict=True)]
-        self.clock = self.scalars(times)
-
-    def scalars(self, values: Tensor) -> tuple[Tensor, ...]:
-        return values.to(self.device, self.wide).unbind()
+        known = isinstance(denoiser.schedule, Hashable)
+        self.moves, self.clock = (_moves if known else _moves.__wrapped__)(
+            denoiser.schedule, tuple(self.times), churn, self.device, self.wide
+        )
 
     def start(self, first: int, last: int) -> tuple[Tensor, SampleGenerator]:
         generator = SampleGenerator(self.seeds[first:last].to(self.device), self.device)
@@ -196,6 +194,17 @@ class Plan:
             xs = move(xt, x0, z).to(self.dtype)
             yield Step(index, len(self.moves), t, s, xt, x0, xs)
             xt = xs
+
+
+@lru_cache(maxsize=64)
+def _moves(
+    schedule: Any, times: tuple[float, ...], churn: float, device: torch.device, dtype: torch.dtype
+) -> tuple[list[Transition], tuple[Tensor, ...]]:
+    """The transitions of a falling time grid, and its times, as scalars on a device."""
+    grid = torch.tensor(times, dtype=torch.float64)
+    down = transition(schedule, grid[:-1], grid[1:], churn)
+    parts = (value.to(device, dtype).unbind() for value in down)
+    return [Transition(*move) for move in zip(*parts, strict=True)], grid.to(device, dtype).unbind()
 
 
 def _seeds(seed: Any, count: int) -> Tensor:

@@ -103,4 +103,4 @@ def sample_with(
         )
         for first in range(0, max(n, 1), size)
     ]
-    return torch.cat(done)
+    return done[0] if len(done) == 1 else torch.cat(done)

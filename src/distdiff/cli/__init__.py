@@ -131,16 +131,18 @@ def _is_points(run: Path) -> bool:
 
 
 def collect_command(argv: Sequence[str]) -> str:
-    from ..progress import bar
+    from ..progress import console, reports
     from ..robot.collect import collect
 
     args = _parse(CollectArgs, argv, "collect")
     out = args.out or Path("demos") / args.suite
     options = {name: getattr(args, name) for name in ("workers", "seed", "cameras", "camera_size", "noise")}
     tasks = None if args.task == "all" else _numbers("task", args.task, int)
-    with bar("demonstrations", 1) as advance:
-        made = collect(args.suite, tasks, args.n, out, progress=lambda k, n: advance(to=k, total=n), **options)
-    return f"{made}. Train on them: distdiff train libero-goal --data.source {out}"
+    with reports() as report:
+        made = collect(args.suite, tasks, args.n, out, progress=report, **options)
+    for task in made:
+        console.print(f"{task.task}: {task.kept} demonstrations, {task.failed} failed attempts", highlight=False)
+    return f"{sum(task.kept for task in made)} demonstrations. Train on them: --data.source {out}"
 
 
 def rollout_command(argv: Sequence[str]) -> str:

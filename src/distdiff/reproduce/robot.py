@@ -17,7 +17,7 @@ from .._check import require
 from ..evaluate.rollout import Episode, Setting, Summary, summarise
 from ..evaluate.rollout_workers import roll_out_run
 from ..figure import canvas, plain_ticks
-from ..progress import bar
+from ..progress import reports
 from ..recipe.robot import ROBOT_STUDIES, RobotStudy
 from ..train import RunFolder
 from .job import Job, run_jobs
@@ -112,16 +112,16 @@ def _collected(study: RobotStudy, out: Path) -> str:
 
     folder, size = out / "runs" / "demonstrations", study.cameras
     tasks = None if study.tasks is None else list(study.tasks)
-    pictures = {"cameras": size is not None, "camera_size": size or 128}
-    with bar("demonstrations", 1) as advance:
+    with reports() as report:
         collect(
             study.suite,
             tasks,
             study.demonstrations,
             folder,
             workers=study.workers,
-            progress=lambda done, total: advance(to=done, total=total),
-            **pictures,
+            cameras=size is not None,
+            camera_size=size or 128,
+            progress=report,
         )
     return str(folder)
 
