@@ -230,12 +230,14 @@ def reproduce_command(argv: Sequence[str]) -> str:
     tables, robots = names[0].startswith("table "), names[0] in ROBOT_STUDIES
     require(tables or robots or args.seeds is None, "seeds", args.seeds, "left out but for tables and robots")
     require(tables or args.same_time, "same-time", args.same_time, "left out but for tables")
-    require(robots or args.data is None, "data", args.data, "left out but for robots")
+    for option in ("data", "episodes"):
+        given = getattr(args, option)
+        require(robots or given is None, option, given, "left out but for robots")
     seeds = None if args.seeds is None else _numbers("seeds", args.seeds, int)
     for seed in seeds or ():
         require_seed(seed)
     options: dict[str, Any] = {"seeds": seeds, "same_time": args.same_time} if tables else {}
-    options |= {"seeds": seeds, "data": args.data} if robots else {}
+    options |= {"seeds": seeds, "data": args.data, "episodes": args.episodes} if robots else {}
     reports = [
         str(reproduce(name, args.scale, alone or (args.out or Path("results")) / place, **options))
         for name, place in places.items()

@@ -266,6 +266,8 @@ class ReproduceArgs:
     """Folder for the result; results/NAME-SCALE by default. Several tables lie in folders of their own below it."""
     seeds: str | None = None
     """Tables and robots: training seeds, with commas."""
+    episodes: int | None = None
+    """Robots: episodes a task; the study's by default. More can be added later."""
     data: str | None = None
     """Robots: where demonstrations lie; those of LIBERO are collected first by default."""
     same_time: bool = True

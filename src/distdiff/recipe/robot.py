@@ -31,19 +31,20 @@ PAPER = RobotRun(
     optim=OptimConfig(lr=1e-4, ema=0.999, warmup=1000, decay="cosine"),
 )
 SMALL = RobotRun(
-    steps=6_000,
+    steps=4_000,
     batch_size=128,
     save_every=500,
-    network=PolicyConfig(width=64, depth=4, heads=4, encoder_depth=0, vision="resnet10", vision_width=16),
-    loss=LossConfig(beta=1.0, lam=1.0, m=4, weighting="none"),
+    network=PolicyConfig(width=64, depth=4, heads=4, encoder_depth=0, branch_at=2, vision="resnet10", vision_width=16),
+    loss=LossConfig(beta=1.0, lam=0.5, m=4, weighting="none", warmup=2_000),
     optim=OptimConfig(lr=1e-3, decay="cosine", ema=0.999, warmup=200),
 )
-SMOKE_NETWORK = replace(SMALL.network, width=16, depth=2, heads=2, vision_width=8)
+SMOKE_NETWORK = replace(SMALL.network, width=16, depth=2, heads=2, branch_at=1, vision_width=8)
 
 
 def _smoke(run: RobotRun) -> RobotRun:
     network = replace(SMOKE_NETWORK, language=run.network.language)
-    return replace(run, steps=4, batch_size=8, log_every=2, save_every=2, network=network)
+    loss = replace(run.loss, warmup=min(run.loss.warmup, 2))
+    return replace(run, loss=loss, steps=4, batch_size=8, log_every=2, save_every=2, network=network)
 
 
 def _classical(run: RobotRun) -> RobotRun:
@@ -131,10 +132,12 @@ def _varied(scale: str, settings: dict[str, dict[str, Any]], **options: Any) -> 
     run = ROBOTS["libero-goal"][scale]
     models = {label: replace(run, loss=replace(run.loss, **some)) for label, some in settings.items()}
     more: dict[str, Any] = {"suite": "libero_goal", "steps": (2, 16, 50), "demonstrations": 40, "seeds": (0,)}
-    more |= {
+    sizes: dict[str, dict[str, Any]] = {
         "paper": {"seeds": (0, 1, 2), "episodes": 50, "cameras": 128, "workers": 1},
         "small": {"episodes": 20},
-    }.get(scale, {"episodes": 1, "demonstrations": 1, "steps": (1, 2), "tasks": (8,)})
+        "smoke": {"episodes": 1, "demonstrations": 1, "steps": (1, 2), "tasks": (8,)},
+    }
+    more |= sizes[scale]
     return RobotStudy(models=models, samplers=dict.fromkeys(models, OURS), **(more | options))
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .._check import require
+from .._check import require, require_count
 from ..evaluate.rollout import Episode, Setting, Summary, summarise
 from ..evaluate.rollout_workers import roll_out_run
 from ..figure import canvas, plain_ticks
@@ -73,10 +73,22 @@ def settings_of(study: RobotStudy, model: str) -> tuple[Setting, ...]:
     )
 
 
-def run(scale: str, out: Path, *, name: str, seeds: Sequence[int] | None = None, data: str | None = None) -> None:
+def run(
+    scale: str,
+    out: Path,
+    *,
+    name: str,
+    seeds: Sequence[int] | None = None,
+    episodes: int | None = None,
+    data: str | None = None,
+) -> None:
+    """Train, roll out, report. With other seeds or more episodes, what is there already is not done again."""
     study = ROBOT_STUDIES[name][scale]
     study = study if seeds is None else replace(study, seeds=tuple(seeds))
+    study = study if episodes is None else replace(study, episodes=episodes)
+    require_count("episodes", study.episodes)
     options = "" if seeds is None else f" --seeds {','.join(map(str, seeds))}"
+    options += "" if episodes is None else f" --episodes {episodes}"
     options += "" if data is None else " --data DEMONSTRATIONS"
     source = data or _collected(study, out)
     record = Record(name, scale, study, out, options)

@@ -15,6 +15,7 @@ start goes on where the first was stopped.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -132,9 +133,6 @@ def _collect_task(
     name = suite.tasks[settings.task].name
     file = out / f"{name}_demo.hdf5"
     kept, failed = _already(file, settings)
-    for path in settings.folder.glob("*"):
-        if path.suffix in (".hdf5", ".failed"):
-            (kept if path.suffix == ".hdf5" else failed).add(int(path.stem))
     report(len(kept))
     number = 0
     while True:
@@ -143,6 +141,7 @@ def _collect_task(
         while len(kept) + crew.busy < n and number < TRIES * n and crew.idle:
             if number not in kept | failed:
                 settings.folder.mkdir(parents=True, exist_ok=True)
+                (settings.folder / "settings.json").write_text(_settings(settings))
                 crew.start(replace(settings, number=number))
             number += 1
         if not crew.busy:
@@ -150,7 +149,7 @@ def _collect_task(
         for attempt, success in crew.wait():
             (kept if success else failed).add(attempt.number)
         report(len(kept))
-    if settings.folder.exists():
+    if kept and settings.folder.exists():
         _merge(suite, settings, file, failed)
         shutil.rmtree(settings.folder)
     return Collected(name, file, len(kept), len(failed))
@@ -176,7 +175,7 @@ def _perform(attempt: Attempt) -> bool:
         return False
     import h5py
 
-    aside = attempt.demonstration.with_suffix(".writing")
+    aside = attempt.demonstration.with_suffix(f".{os.getpid()}.writing")  # an orphan of a killed start may write too
     with h5py.File(aside, "w") as file:
         for name, array in arrays.items():
             file.create_dataset(name, data=array)
@@ -253,8 +252,8 @@ def _already(file: Path, settings: Attempt) -> tuple[set[int], set[int]]:
                 failed = set(map(int, data.attrs["failed_attempts"]))
     same = earlier is None or earlier == _settings(settings)
     require(same, "out", str(file), f"without demonstrations of other settings ({earlier})")
-    settings.folder.mkdir(parents=True, exist_ok=True)
-    note.write_text(_settings(settings))
+    kept |= {int(path.stem) for path in settings.folder.glob("*.hdf5")}
+    failed |= {int(path.stem) for path in settings.folder.glob("*.failed")}
     return kept, failed
 
 
@@ -266,12 +265,13 @@ def _merge(suite: Libero, settings: Attempt, file: Path, failed: set[int]) -> No
     with h5py.File(aside, "w") as store:
         data = store.create_group("data")
         sources = [h5py.File(path) for path in sorted(settings.folder.glob("*.hdf5"))]
-        groups: list[Any] = list(sources)
+        groups: dict[int, Any] = {int(source.attrs["attempt"]): source for source in sources}
         if file.exists():
             sources.append(h5py.File(file))
-            groups += sources[-1]["data"].values()
+            groups |= {int(group.attrs["attempt"]): group for group in sources[-1]["data"].values()}
         total = 0
-        for number, group in enumerate(sorted(groups, key=lambda group: int(group.attrs["attempt"]))):
+        for number, attempt in enumerate(sorted(groups)):
+            group = groups[attempt]
             demonstration = data.create_group(f"demo_{number}")
             for name in group:
                 group.copy(name, demonstration)
@@ -283,10 +283,7 @@ def _merge(suite: Libero, settings: Attempt, file: Path, failed: set[int]) -> No
         data.attrs["num_demos"] = len(data)
         data.attrs["total"] = total
         data.attrs["failed_attempts"] = np.array(sorted(failed), dtype=np.int64)
-    if total:
-        aside.replace(file)
-    else:
-        aside.unlink()
+    aside.replace(file)
 
 
 def _attributes(suite: Libero, settings: Attempt) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A scripted expert for LIBERO that knows the whole state of the simulation.
 
-It picks and places, pulls drawers and turns the stove's knob. Each expert draws its own way of doing
-a task: the side at which it grasps, how the hand is turned, which way round it goes, how high, how fast. So
+It picks and places, drags plates, pulls drawers and turns the stove's knob. Each expert draws its own way of doing a
+task: the side at which it grasps, how the hand is turned, which way round it goes, how high, how fast. So
 demonstrations of one task differ as those of people do, and a policy that predicts their mean is wrong.
 
 A task is a script, a generator that yields one action a step and looks at the simulation between two of them:
@@ -13,23 +13,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from scipy.spatial.transform import Rotation
 
 from .libero import LiberoSimulation
+from .scene import Scene
 
 __all__ = ["Expert", "Grasp"]
 
 Script = Iterator[np.ndarray]
-Motion = Iterator[np.ndarray]
 OPENED, CLOSED = -1.0, 1.0
 POINTS_DOWN = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]])
 APERTURE = 0.072
 """The widest thing that fits between the fingers."""
 LEAN = 0.4
+"""Of a hand that reaches under something."""
 ATTEMPTS = 3
+"""To do the task, and within it to grasp an object."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class Expert:
         limit: int = 60,
         speed: float = 1.0,
         until: Callable[[], bool] = lambda: False,
-    ) -> Motion:
+    ) -> Script:
         """Move until the hand is there, `until` holds or the limit of steps is reached."""
         for _ in range(limit):
             target = position() if callable(position) else position
@@ -114,7 +115,7 @@ class Expert:
                 return
             yield self._action(target, rotation, fingers, self.speed * speed)
 
-    def _rest(self, steps: int, fingers: float, rotation: np.ndarray | None = None) -> Motion:
+    def _rest(self, steps: int, fingers: float, rotation: np.ndarray | None = None) -> Script:
         here = self.scene.hand
         turned = self.scene.hand_rotation if rotation is None else rotation
         for _ in range(steps):
@@ -133,7 +134,8 @@ class Expert:
         drawer = self.scene.drawer_of(goal)
         if drawer is not None and not self.scene.is_open(drawer):
             yield from self._open(goal)
-        flat = self.scene.size(name)[2] < 0.03 and goal not in self.simulation.env.obj_body_id
+        wide_and_flat = self.scene.size(name)[2] < 0.03 and self.scene.size(name)[:2].min() > APERTURE
+        flat = wide_and_flat and goal not in self.simulation.env.obj_body_id
         for _ in range(ATTEMPTS):
             overhang = self.scene.way_out(name)
             way = (self.scene.position(goal) - self.scene.position(name))[:2] if flat else overhang
@@ -149,7 +151,7 @@ class Expert:
                 yield from self._place(name, goal, grasp.rotation)
             if self.simulation.holds():
                 return
-            yield from self._go(self.scene.hand + [0, 0, 0.08], grasp.rotation, OPENED, tolerance=0.03)
+            yield from self._go(self.scene.hand + _up(0.08), grasp.rotation, OPENED, tolerance=0.03)
 
     def _choose_grasp(self, name: str, way: np.ndarray) -> Grasp | None:
         """One of the grasps with room for the arm, or else for the fingers alone; None if there is none.
@@ -158,11 +160,10 @@ class Expert:
         """
         straight, slanted = self._grasps(name)
         ahead = [grasp for grasp in straight + slanted if np.cos(grasp.side - np.arctan2(way[1], way[0])) > 0.8]
-        for grasps, arm in (
-            [(ahead, True), (ahead, False), (ahead, None)]
-            if way.any() and slanted
-            else [(straight, True), (slanted, True), (straight + slanted, False)]
-        ):
+        wishes: list[tuple[list[Grasp], bool | None]] = [(straight, True), (slanted, True), (straight + slanted, False)]
+        if way.any() and slanted:
+            wishes = [(ahead, True), (ahead, False), (ahead, None)]
+        for grasps, arm in wishes:
             free = [grasp for grasp in grasps if arm is None or self._has_room(name, grasp, arm)]
             if free:
                 grasp = free[self.rng.integers(len(free))]
@@ -209,7 +210,7 @@ class Expert:
         hand = highest((-0.1, -0.05, 0.0, 0.05, 0.1), 0.03, name) < centre[2] + 0.03
         return hand and highest((-0.06, 0.0, 0.06), 0.06, name) < centre[2] + 0.08
 
-    def _pick(self, name: str, grasp: Grasp, aside: np.ndarray, lift: float) -> Motion:
+    def _pick(self, name: str, grasp: Grasp, aside: np.ndarray, lift: float) -> Script:
         rotation = grasp.rotation
         back = -rotation[:, 2]
 
@@ -226,15 +227,15 @@ class Expert:
         yield from self._rest(11, CLOSED, rotation)
         self._held = self.scene.position(name) - self.scene.hand
         if aside.any():
-            start = self.scene.hand + [0, 0, 0.02]
+            start = self.scene.hand + _up(0.02)
             yield from self._go(start, rotation, CLOSED, limit=8)
             yield from self._go(start + np.append(aside, 0), rotation, CLOSED, tolerance=0.02, limit=30)
-        yield from self._go(self.scene.hand + [0, 0, lift], rotation, CLOSED, tolerance=lift / 4, limit=30)
+        yield from self._go(self.scene.hand + _up(lift), rotation, CLOSED, tolerance=lift / 4, limit=30)
 
     def _holds(self, name: str, slip: float = 0.04) -> bool:
         return float(np.linalg.norm(self.scene.position(name) - self.scene.hand - self._held)) < slip
 
-    def _drag(self, name: str, goal: str, rotation: np.ndarray) -> Motion:
+    def _drag(self, name: str, goal: str, rotation: np.ndarray) -> Script:
         """Pull something flat over the table, round a corner if something stands in the way."""
         height, start, end = self.scene.hand[2], self.scene.position(name)[:2], self.scene.position(goal)[:2]
         corners = [end, np.array([start[0], end[1]]), np.array([end[0], start[1]])]
@@ -250,7 +251,7 @@ class Expert:
             )
         yield from self._rest(8, OPENED, rotation)
 
-    def _place(self, name: str, goal: str, rotation: np.ndarray) -> Motion:
+    def _place(self, name: str, goal: str, rotation: np.ndarray) -> Script:
         held = self.scene.position(name) - self.scene.hand
         below = self.scene.position(name)[2] - self.scene.points(name)[:, 2].min()
         spot = self.scene.position(goal) + np.append(self.rng.uniform(-0.008, 0.008, 2), 0)
@@ -259,17 +260,19 @@ class Expert:
         via = self._via(put)
         top = self.scene.height_between(self.scene.hand[:2], via, put[:2], ignore=name, width=0.05)
         height = max(self.scene.hand[2], top + below - held[2] + 0.05)
+
+        def lost() -> bool:
+            return not self._holds(name)
+
         for target, tolerance, limit, speed in (
             (np.append(self.scene.hand[:2], height), 0.03, 30, 1.0),
             (np.append(via, height), 0.05, 40, 1.0),
             (np.append(put[:2], height), 0.015, 60, 1.0),
             (put, 0.012, 30, 0.8),
         ):
-            yield from self._go(
-                target, rotation, CLOSED, tolerance=tolerance, limit=limit, speed=speed, until=lambda: not self._holds(name)
-            )
+            yield from self._go(target, rotation, CLOSED, tolerance=tolerance, limit=limit, speed=speed, until=lost)
         yield from self._rest(8, OPENED, rotation)
-        yield from self._go(self.scene.hand + [0, 0, 0.1], rotation, OPENED, tolerance=0.03, limit=30)
+        yield from self._go(self.scene.hand + _up(0.1), rotation, OPENED, tolerance=0.03, limit=30)
 
     # Drawers and knobs
 
@@ -284,7 +287,7 @@ class Expert:
         self.choices["tilt"] = tilt
         rotation = _rotation(np.arctan2(outward[1], outward[0]) - np.pi / 2, -tilt)
         spot = bar + along + outward * 0.005
-        yield from self._go(spot + outward * 0.16 + [0, 0, 0.12], rotation, OPENED, tolerance=0.04)
+        yield from self._go(spot + outward * 0.16 + _up(0.12), rotation, OPENED, tolerance=0.04)
         yield from self._go(spot + outward * 0.09, rotation, OPENED, tolerance=0.012)
         yield from self._go(spot, rotation, OPENED, tolerance=0.008, limit=40, speed=0.7)
         yield from self._rest(11, CLOSED, rotation)
@@ -296,7 +299,7 @@ class Expert:
         yield from self._go(pull, rotation, CLOSED, limit=60, until=opened)
         yield from self._rest(6, OPENED, rotation)
         yield from self._go(self.scene.hand + outward * 0.06, rotation, OPENED, tolerance=0.03)
-        yield from self._go(self.scene.hand + [0, 0, 0.1], POINTS_DOWN, OPENED, tolerance=0.04)
+        yield from self._go(self.scene.hand + _up(0.1), POINTS_DOWN, OPENED, tolerance=0.04)
 
     def _turn_knob(self, stove: str) -> Script:
         """Take the ridge of the knob between the fingers and turn the hand."""
@@ -304,152 +307,19 @@ class Expert:
         yaw = (ridge + np.pi / 2) % np.pi - np.pi / 2
         rotation = _rotation(yaw)
         yield from self._go(np.append(self._via(centre), centre[2] + 0.1), rotation, OPENED, tolerance=0.035, limit=30)
-        yield from self._go(centre + [0, 0, 0.08], rotation, OPENED, tolerance=0.012)
+        yield from self._go(centre + _up(0.08), rotation, OPENED, tolerance=0.012)
         yield from self._go(centre, rotation, OPENED, tolerance=0.008, limit=40, speed=0.7)
         yield from self._rest(11, CLOSED, rotation)
         for angle in np.linspace(0.1, 1.1, 12):
             yield from self._go(centre, _rotation(yaw + angle), CLOSED, limit=3)
         yield from self._rest(4, OPENED)
-        yield from self._go(self.scene.hand + [0, 0, 0.1], self.scene.hand_rotation, OPENED, tolerance=0.03)
-
-
-class Scene:
-    """What the expert knows: where things are, how large, how high."""
-
-    def __init__(self, simulation: LiberoSimulation) -> None:
-        import mujoco
-
-        self._mujoco: Any = mujoco
-        self.env, self.model, self.data = simulation.env, simulation.model, simulation.data
-        self._site = self.env.robots[0].eef_site_id
-        self._known: dict[int, list[int]] = {}
-        self._robot = int(self.model.body_rootid[self.model.site_bodyid[self._site]])
-
-    @property
-    def hand(self) -> np.ndarray:
-        """The point between the finger tips."""
-        return np.array(self.data.site_xpos[self._site])
-
-    @property
-    def hand_rotation(self) -> np.ndarray:
-        return np.array(self.data.site_xmat[self._site]).reshape(3, 3)
-
-    def position(self, name: str) -> np.ndarray:
-        """Of an object or of a region."""
-        if name in self.env.obj_body_id:
-            return np.array(self.data.xpos[self.env.obj_body_id[name]])
-        return np.array(self.data.site(name).xpos)
-
-    def size(self, name: str) -> np.ndarray:
-        return np.ptp(self.points(name), 0)
-
-    def points(self, name: str) -> np.ndarray:
-        """Corners of everything of an object that can be touched."""
-        return self._points(self._geoms(self.env.obj_body_id[name]))
-
-    def height(self, spot: np.ndarray, ignore: str = "") -> float:
-        """Of the highest thing at a place (x, y), the robot and an object apart."""
-        start, geom = np.array([spot[0], spot[1], 2.0]), np.full(1, -1, np.int32)
-        down, touched = np.array([0.0, 0.0, -1.0]), np.array([1, 0, 0, 0, 0, 0], np.uint8)
-        own = set(self._geoms(self.env.obj_body_id[ignore])) if ignore else set()
-        for _ in range(50):
-            far = self._mujoco.mj_ray(self.model, self.data, start, down, touched, 1, -1, geom)
-            if far < 0:
-                return 0.0
-            start[2] -= far
-            body = self.model.geom_bodyid[geom[0]]
-            if self.model.body_rootid[body] != self._robot and int(geom[0]) not in own:
-                break
-            start[2] -= 1e-4
-        return float(start[2])
-
-    def height_between(self, *spots: np.ndarray, ignore: str, width: float) -> float:
-        """The highest thing on the way from spot to spot and within a width of it."""
-        ways = [np.linspace(start, end, 16) for start, end in zip(spots, spots[1:], strict=False)]
-        rim = width * np.array([[0, 0], [1, 0], [0, 1], [-1, 0], [0, -1]])
-        return max(self.height(spot, ignore) for spot in (np.concatenate(ways)[:, None] + rim).reshape(-1, 2))
-
-    def way_out(self, name: str) -> np.ndarray:
-        """The shortest shift (x, y) after which nothing hangs over an object."""
-        points = self.points(name)
-        top, middle = points[:, 2].max(), (points.min(0) + points.max(0))[:2] / 2
-        turns = np.linspace(0, 2 * np.pi, 8, endpoint=False)
-        circle = np.stack([np.cos(turns), np.sin(turns)], 1)
-        radius = np.ptp(points[:, :2], 0).max() / 2
-        for far in np.arange(0, 0.16, 0.02):
-            rim = middle + (radius + min(far, 0.03)) * circle
-            for shift in far * circle:
-                if max(self.height(spot, name) for spot in rim + shift) < top + 0.03:
-                    return shift
-        return np.zeros(2)
-
-    def support(self, goal: str) -> float:
-        """The height on which an object put at a goal comes to stand."""
-        position = self.position(goal)
-        if "contain_region" in goal or goal in self.env.obj_body_id:
-            return float(position[2]) + (0.08 if "basket" in goal else 0.005)
-        return float(position[2])
-
-    def drawer_of(self, region: str) -> int | None:
-        """The joint of the drawer that a region belongs to."""
-        joints = getattr(self.env.object_sites_dict.get(region), "joints", None)
-        return int(self.model.joint(joints[0]).id) if joints else None
-
-    def is_open(self, joint: int) -> bool:
-        low, high = self.model.jnt_range[joint]
-        position = self.data.qpos[self.model.jnt_qposadr[joint]]
-        return bool(abs(position) > 0.95 * max(abs(low), abs(high)))
-
-    def handle(self, joint: int) -> tuple[np.ndarray, np.ndarray]:
-        """The middle of a drawer's bar, and the direction in which the drawer opens."""
-        low, high = self.model.jnt_range[joint]
-        outward = self.data.xaxis[joint] * (1 if abs(high) > abs(low) else -1)
-        body = self.model.jnt_bodyid[joint]
-        centres = [np.array(self.data.geom_xpos[geom]) for geom in self._geoms(body)]
-        return max(centres, key=lambda centre: float(centre @ outward)), outward
-
-    def knob(self, stove: str) -> tuple[np.ndarray, float]:
-        """Where to take a knob, and the direction along its ridge."""
-        joint = self.model.joint(self.env.get_object(stove).joints[0])
-        points = self._points(self._geoms(joint.bodyid[0]))
-        ridge = points[points[:, 2] > points[:, 2].max() - 0.02]
-        spread = ridge[:, :2] - ridge[:, :2].mean(0)
-        axis = np.linalg.svd(spread, full_matrices=False)[2][0]
-        anchor = self.data.xanchor[joint.id]
-        return np.append(anchor[:2], points[:, 2].max() - 0.012), float(np.arctan2(axis[1], axis[0]))
-
-    def _geoms(self, body: int) -> list[int]:
-        """Shapes of a body and of what hangs on it that can be touched."""
-        if body in self._known:
-            return self._known[body]
-        bodies = {int(body)}
-        for child in range(int(body) + 1, self.model.nbody):
-            if int(self.model.body_parentid[child]) in bodies:
-                bodies.add(child)
-        touchable = (self.model.geom_contype != 0) | (self.model.geom_conaffinity != 0)
-        geoms = [geom for geom in np.flatnonzero(touchable).tolist() if int(self.model.geom_bodyid[geom]) in bodies]
-        self._known[body] = geoms
-        return geoms
-
-    def _points(self, geoms: Iterable[int]) -> np.ndarray:
-        kinds = self._mujoco.mjtGeom
-        corners = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)])
-        turns = np.linspace(0, 2 * np.pi, 24, endpoint=False)
-        circle = np.array([[np.cos(turn), np.sin(turn), z] for turn in turns for z in (-1, 1)])
-        found = []
-        for geom in geoms:
-            kind, size = self.model.geom_type[geom], self.model.geom_size[geom]
-            if kind == kinds.mjGEOM_MESH:
-                mesh = self.model.mesh(self.model.geom_dataid[geom])
-                local = self.model.mesh_vert[mesh.vertadr[0] : mesh.vertadr[0] + mesh.vertnum[0]]
-            elif kind in (kinds.mjGEOM_CYLINDER, kinds.mjGEOM_CAPSULE):
-                local = circle * [size[0], size[0], size[1]]
-            else:
-                local = corners * (size if kind == kinds.mjGEOM_BOX else size[0])
-            found.append(local @ self.data.geom_xmat[geom].reshape(3, 3).T + self.data.geom_xpos[geom])
-        return np.concatenate(found)
+        yield from self._go(self.scene.hand + _up(0.1), self.scene.hand_rotation, OPENED, tolerance=0.03)
 
 
 def _rotation(yaw: float, tilt: float = 0.0) -> np.ndarray:
     """Of a hand that is first tilted about x, then turned about the vertical."""
     return Rotation.from_euler("xz", [tilt, yaw]).as_matrix() @ POINTS_DOWN
+
+
+def _up(height: float) -> np.ndarray:
+    return np.array([0.0, 0.0, height])

@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from ctypes.util import find_library
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,8 @@ class LiberoSimulation:
         self.task = task
         self.initial_states = initial_states
         self.camera_size = camera_size
-        self.success = False
+        self.success = self.done = False
+        self.score = 0.0
         self.steps = 0
         self._renderers: dict[int, Any] = {}
         with _quiet(), _numpy_seed(0):
@@ -100,14 +102,6 @@ class LiberoSimulation:
         self._body_ids = [self.env.obj_body_id[name] for name in self.bodies]
         self._joint_addresses = self._articulation()
         self._observers = self._make_observers()
-
-    @property
-    def score(self) -> float:
-        return float(self.success)
-
-    @property
-    def done(self) -> bool:
-        return self.success or self.steps >= self.task.max_steps
 
     @property
     def model(self) -> Any:
@@ -143,7 +137,7 @@ class LiberoSimulation:
         require(action.shape == (Libero.action_size,), "shape of an action", action.shape, f"({Libero.action_size},)")
         self.env.step(np.clip(action, -1, 1))
         self.steps += 1
-        self.success = self.success or self.holds()
+        self._judge(self.success or self.holds())
 
     def holds(self) -> bool:
         """Whether the goal holds in this very state."""
@@ -178,7 +172,11 @@ class LiberoSimulation:
         for _ in range(SETTLING):
             self.env.step(OPEN)
         self.steps = 0
-        self.success = self.holds()
+        self._judge(self.holds())
+
+    def _judge(self, success: bool) -> None:
+        self.success, self.score = success, float(success)
+        self.done = success or self.steps >= self.task.max_steps
 
     def _articulation(self) -> list[int]:
         """Where the positions of hinges and slides of the scene's objects lie."""
@@ -198,7 +196,7 @@ class LiberoSimulation:
             "object_poses": self._object_poses,
         }
         for name, camera in CAMERAS.items():
-            observers[name] = lambda camera=camera: self._picture(camera, self.camera_size)
+            observers[name] = partial(self._picture, camera, self.camera_size)
         return observers
 
     @property

@@ -29,12 +29,20 @@ class TaskSpec:
 
 
 class Simulation(Protocol):
-    success: bool
-    """Whether the task has been done since the last reset."""
-    score: float
-    """The largest progress since the last reset, in [0, 1]; 1 on success."""
-    done: bool
-    """Whether the episode is over: done, or out of steps."""
+    @property
+    def success(self) -> bool:
+        """Whether the task has been done since the last reset."""
+        ...
+
+    @property
+    def score(self) -> float:
+        """The largest progress since the last reset, in [0, 1]; 1 on success."""
+        ...
+
+    @property
+    def done(self) -> bool:
+        """Whether the episode is over: done, or out of steps."""
+        ...
 
     def reset(self, episode: int) -> None:
         """Begin the episode of a number: the same one for the same number, in every process."""

@@ -131,7 +131,7 @@ def heatmap_figures(
         return
     cells, columns, rows = table.best_by(across, up), table.values(across), table.values(up)
     steps = table.steps
-    per_row = min(len(steps), 4 if len(columns) <= 5 else 3)
+    per_row = min(len(steps), 5 if len(columns) <= 4 else 3)
     lines = -(-len(steps) // per_row)
     size = (0.72 * len(columns) + 0.75, 0.46 * len(rows) + 0.85)
     with canvas(lines, per_row, size=size, squeeze=False, sharex=True, sharey=True) as (figure, panels):
