@@ -24,10 +24,10 @@ from distdiff.recipe import ROBOTS
 
 def untrained() -> Policy:
     run = ROBOTS["libero-goal-vision"]["small"]
-    states = dict(zip(run.data.states, (3, 3, 2), strict=True))
+    states = dict(zip(run.data.states, (3, 6, 2), strict=True))
     words = ("put the bowl on the plate",)
     spec = PolicySpec(7, 8, 8, 1, states, run.data.cameras, (64, 64), 384, words, run.network)
-    statistics = Statistics(torch.zeros(8), torch.ones(8), torch.zeros(7), torch.ones(7))
+    statistics = Statistics(torch.zeros(11), torch.ones(11), torch.zeros(7), torch.ones(7))
     return Policy(spec, build_policy_denoiser(spec).eval(), statistics, torch.randn(1, 384))
 
 
@@ -36,7 +36,8 @@ def main() -> None:
     spec = policy.spec
     torch.set_num_threads(1)
     shape = (1,) if spec.history == 1 else (1, spec.history)
-    sizes = {"state": 5} if "pusht_corners" in spec.states else spec.states
+    raw = {"pusht_corners": ("state", 5), "ee_rotation": ("ee_ori", 3)}
+    sizes = dict(raw.get(name, (name, size)) for name, size in spec.states.items())
     seen = {name: np.ones((*shape, size), np.float32) for name, size in sizes.items()}
     seen |= {name: np.zeros((1, *(spec.camera_size or ()), 3), np.uint8) for name in spec.cameras}
     words = [spec.words[0]] if spec.words else None

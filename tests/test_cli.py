@@ -142,7 +142,8 @@ BAD = [
     ("reproduce snr --scale smoke --out file/x", "out must be a folder that can be written to, got 'file/x'"),
     (
         "fly",
-        "command must be one of train, sample, posterior, evaluate, collect, rollout, sweep, sweep-figures, reproduce, demo, got 'fly'",
+        "command must be one of train, sample, posterior, evaluate, collect, rollout, sweep, sweep-figures, "
+        "reproduce, demo, got 'fly'",
     ),
 ]
 

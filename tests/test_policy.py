@@ -12,7 +12,7 @@ import zarr
 
 from distdiff import ConditionalLoss, Energy
 from distdiff.data.robot import Episodes, Statistics, Windows
-from distdiff.data.robot.derive import derive, pusht_corners
+from distdiff.data.robot.derive import derive, pusht_corners, rotation_columns
 from distdiff.nn.policy import PolicyNetwork
 from distdiff.policy import Policy
 from distdiff.recipe import ROBOTS, RobotRun
@@ -82,6 +82,18 @@ def test_corners_of_the_block_agree_with_the_simulator() -> None:
 def test_corners_do_not_jump_at_a_full_turn() -> None:
     near = derive({"state": np.array([[0, 0, 9, 9, 1e-4], [0, 0, 9, 9, 2 * np.pi - 1e-4]])}, "pusht_corners")
     assert np.abs(near[0] - near[1]).max() < 0.05
+
+
+def test_rotations_do_not_jump_at_half_a_turn_and_agree_with_scipy() -> None:
+    from scipy.spatial.transform import Rotation
+
+    turns = np.random.default_rng(0).normal(size=(20, 3))
+    exact = Rotation.from_rotvec(turns).as_matrix()
+    np.testing.assert_allclose(rotation_columns(turns).reshape(-1, 2, 3), exact[:, :, :2].transpose(0, 2, 1), atol=1e-6)
+    down = np.array([[np.pi - 1e-4, 0, 0], [-np.pi + 1e-4, 0, 0], [0, 0, 0]])
+    near = rotation_columns(down)
+    assert np.abs(near[0] - near[1]).max() < 1e-3
+    assert near[2].tolist() == [1, 0, 0, 0, 1, 0]
 
 
 def network(**options: object) -> PolicyNetwork:

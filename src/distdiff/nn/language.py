@@ -7,6 +7,7 @@ vector is the mean of its tokens' last hidden states, of length 1.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,14 @@ def embed_sentences(sentences: Sequence[str], model: str = "minilm") -> Tensor:
         return torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1)
 
 
+@lru_cache(maxsize=1)
 def _load(model: str) -> tuple[Any, Any]:
     try:
         from transformers import AutoModel, AutoTokenizer
+        from transformers.utils import logging
     except ImportError:
         raise BadArgument('language needs transformers: pip install "distdiff[robotics]"') from None
+    logging.disable_progress_bar()
     name = _minilm() if model == "minilm" else model
     try:
         return AutoTokenizer.from_pretrained(name), AutoModel.from_pretrained(name, use_safetensors=True).eval()

@@ -17,7 +17,7 @@ from .config import SCALES, LossConfig, OptimConfig, PolicyConfig, RobotData, Ro
 __all__ = ["ROBOTS", "ROBOT_STUDIES", "RobotStudy"]
 
 GRIPPER = 6
-PROPRIOCEPTION = ("ee_pos", "ee_ori", "gripper_states")
+PROPRIOCEPTION = ("ee_pos", "ee_rotation", "gripper_states")
 CAMERAS = ("agentview_rgb", "eye_in_hand_rgb")
 
 PAPER = RobotRun(
@@ -66,8 +66,16 @@ PUSHT = _scales(
         network=replace(PAPER.network, width=256, encoder_depth=0, language=None),
         rollout=RolloutConfig(every=25_000, suite="pusht", episodes=50),
     ),
-    replace(SMALL, data=PUSHT_DATA, network=replace(SMALL.network, language=None)),
+    replace(
+        SMALL,
+        steps=8_000,
+        data=PUSHT_DATA,
+        network=replace(SMALL.network, language=None),
+        loss=replace(SMALL.loss, warmup=5_000),
+    ),
 )
+PUSHT_CLASSICAL_STEPS = 11_500
+"""At `small`: as many as take the time of the distributional policy's, whose later steps draw four times."""
 
 
 def _libero(suite: str, steps: int) -> dict[str, RobotRun]:
@@ -91,6 +99,7 @@ ROBOTS: dict[str, dict[str, RobotRun]] = {
     for name, scales in ({"pusht": PUSHT} | LIBERO).items()
     for suffix, twin in (("", lambda run: run), ("-diffusion", _classical))
 }
+ROBOTS["pusht-diffusion"]["small"] = replace(ROBOTS["pusht-diffusion"]["small"], steps=PUSHT_CLASSICAL_STEPS)
 
 
 CLASSICAL = (("sde", None), ("ddim", None), ("dpm++", None))

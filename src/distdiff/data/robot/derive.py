@@ -40,7 +40,25 @@ def pusht_corners(state: np.ndarray) -> np.ndarray:
     return np.concatenate([agent, corners.reshape(len(state), -1)], -1).astype(np.float32)
 
 
-DERIVED: dict[str, Derived] = {"pusht_corners": Derived("state", pusht_corners)}
+def rotation_columns(axis_angle: np.ndarray) -> np.ndarray:
+    """Rotations as axis times angle, (rows, 3), to the first two columns of their matrices, (rows, 6).
+
+    A hand that points down is turned by half a circle, where axis times angle jumps; the matrix does not.
+    """
+    require(axis_angle.shape[-1] == 3, "size of ee_ori", axis_angle.shape[-1], "3 for ee_rotation: axis times angle")
+    wide = axis_angle.astype(np.float64)
+    angle = np.linalg.norm(wide, axis=-1)[:, None, None]
+    x, y, z = (wide / np.maximum(angle[..., 0], 1e-12)).T
+    none = np.zeros_like(x)
+    cross = np.stack([none, -z, y, z, none, -x, -y, x, none], -1).reshape(-1, 3, 3)
+    matrix = np.eye(3) + np.sin(angle) * cross + (1 - np.cos(angle)) * cross @ cross
+    return matrix[:, :, :2].transpose(0, 2, 1).reshape(-1, 6).astype(np.float32)
+
+
+DERIVED: dict[str, Derived] = {
+    "pusht_corners": Derived("state", pusht_corners),
+    "ee_rotation": Derived("ee_ori", rotation_columns),
+}
 
 
 def sources(names: tuple[str, ...], present: Any) -> list[str]:
