@@ -212,8 +212,7 @@ class Policy:
             values = json.loads((folder / "policy.json").read_text())
         except (SafetensorError, OSError, json.JSONDecodeError) as error:
             raise BadArgument(f"{folder} must hold a whole policy, got a corrupt one ({error})") from None
-        sizes = values.pop("states", {})
-        spec = dataclasses.replace(from_dict(_Flat, values, "policy").spec(), states=sizes)
+        spec = from_dict(PolicySpec, values, "policy")
         groups: dict[str, dict[str, Tensor]] = {"denoiser": {}, "statistics": {}}
         for key, value in tensors.items():
             group, _, name = key.partition(".")
@@ -225,21 +224,3 @@ class Policy:
         require(known, f"statistics of {file}", sorted(groups["statistics"]), "those of states and actions")
         denoiser = denoiser.to(pick_device(device)).eval().requires_grad_(False)
         return cls(spec, denoiser, Statistics(**groups["statistics"]), tensors.get("language"))
-
-
-@dataclass(frozen=True)
-class _Flat:
-    """`PolicySpec` as JSON holds it, but for the table of states."""
-
-    action_size: int
-    chunk: int
-    execute: int
-    history: int
-    cameras: tuple[str, ...]
-    camera_size: tuple[int, int] | None
-    language_size: int
-    words: tuple[str, ...]
-    network: PolicyConfig
-
-    def spec(self) -> PolicySpec:
-        return PolicySpec(states={}, **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)})

@@ -236,6 +236,9 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if origin is Literal:
         require(value in options, where, value, "one of " + ", ".join(map(str, options)))
         return value
+    if origin is dict:
+        require(isinstance(value, dict), where, value, "a table")
+        return {key: _convert(options[1], entry, f"{where}.{key}") for key, entry in value.items()}
     if origin is tuple:
         endless = options[-1] is Ellipsis
         fits = isinstance(value, list) and (endless or len(value) == len(options))

@@ -7,14 +7,12 @@ Its artefact is a diffusers folder, RUN/pipeline.
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from .._check import BadArgument, require, require_between, require_count
 from ..data.image import ImageSet, load_images, to_float, to_uint8
@@ -25,6 +23,7 @@ from ..recipe.config import ImageData, ImageRun
 from ..sample import sample
 from .build import POPULATION_LOSSES, build_loss, check_fit, check_run
 from .folder import RunFolder
+from .loader import read_ahead
 from .pretrained import build_network
 from .task import Phase, Task, denoiser_modules, denoiser_phases, seeded
 
@@ -88,15 +87,7 @@ class PictureTask(Task):
     def batches(self, rows: Iterable[list[int]]) -> Iterator[Any]:
         if not self.data.workers:
             return super().batches(rows)
-        loader = DataLoader(
-            self.images,
-            batch_sampler=rows,
-            num_workers=self.data.workers,
-            collate_fn=as_it_is,
-            worker_init_fn=leave_signals,
-            pin_memory=torch.cuda.is_available(),
-        )
-        return iter(loader)
+        return read_ahead(self.images, rows, self.data.workers)
 
     def prepare(
         self, batch: tuple[Tensor, Tensor | None], device: torch.device, generator: torch.Generator
@@ -232,13 +223,3 @@ class ImageTask(PictureTask):
             self.extractor.to(device)
             self.reference = Reference(self.extractor, self.images, n=min(evaluation.n, self.length))
         return self.reference.score(self.draw(model, evaluation.n, evaluation.steps, evaluation.churn)).frechet
-
-
-def as_it_is(batch: Any) -> Any:
-    return batch
-
-
-def leave_signals(_: int) -> None:
-    """Ctrl-C and SIGTERM reach all processes of a group; the trainer decides when its workers end."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)

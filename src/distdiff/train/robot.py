@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from .._check import require, require_between, require_choice, require_count
 from ..data.robot import Episodes, Windows, load_episodes
@@ -23,7 +23,7 @@ from ..random import rand
 from ..recipe.config import RobotData, RobotRun
 from .build import POPULATION_LOSSES, build_loss, check_fit, check_run
 from .folder import RunFolder
-from .image import as_it_is, leave_signals
+from .loader import read_ahead
 from .task import Phase, Task, denoiser_modules, denoiser_phases, seeded
 
 __all__ = ["RobotTask", "read_windows"]
@@ -79,15 +79,7 @@ class RobotTask(Task):
     def batches(self, rows: Iterable[list[int]]) -> Iterator[Any]:
         if not self.config.data.workers:
             return super().batches(rows)
-        loader = DataLoader(
-            _Rows(self.windows),
-            batch_sampler=rows,
-            num_workers=self.config.data.workers,
-            collate_fn=as_it_is,
-            worker_init_fn=leave_signals,
-            pin_memory=torch.cuda.is_available(),
-        )
-        return iter(loader)
+        return read_ahead(_Rows(self.windows), rows, self.config.data.workers)
 
     def prepare(
         self, batch: tuple[Tensor, dict[str, Tensor]], device: torch.device, generator: torch.Generator
