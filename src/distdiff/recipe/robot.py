@@ -92,7 +92,7 @@ LIBERO: dict[str, dict[str, RobotRun]] = {
     "libero-object": _libero("libero_object", 105_000),
     "libero-spatial": _libero("libero_spatial", 82_000),
 }
-LIBERO["libero-goal-vision"] = _scales(LIBERO["libero-goal"]["paper"], replace(SMALL, batch_size=32, data=VISION))
+LIBERO["libero-goal-vision"] = _scales(LIBERO["libero-goal"]["paper"], replace(SMALL, batch_size=64, data=VISION))
 
 ROBOTS: dict[str, dict[str, RobotRun]] = {
     name + suffix: {scale: twin(run) for scale, run in scales.items()}
@@ -188,7 +188,7 @@ ROBOT_STUDIES: dict[str, dict[str, RobotStudy]] = {
                 "episodes": 10,
                 "seeds": (0,),
                 "tasks": (1, 4, 8),
-                "demonstrations": 30,
+                "demonstrations": 20,
                 "cameras": 64,
             },
             "smoke": {"steps": (1,), "episodes": 1, "seeds": (0,), "tasks": (8,), "demonstrations": 1, "cameras": 64},

@@ -17,10 +17,12 @@ from .._check import require, require_count
 from ..evaluate.rollout import Episode, Setting, Summary, summarise
 from ..evaluate.rollout_workers import roll_out_run
 from ..figure import canvas, plain_ticks
+from ..policy import Policy
 from ..progress import reports
 from ..recipe.robot import ROBOT_STUDIES, RobotStudy
 from ..train import RunFolder
 from .job import Job, run_jobs
+from .plans import draw_plans
 from .record import Record, table
 
 __all__ = ["EXPERIMENTS", "run"]
@@ -173,6 +175,8 @@ def _report(record: Record, study: RobotStudy, jobs: dict[str, list[RobotJob]]) 
         },
     }
     _figure(record, study, found)
+    if study.suite == "pusht":
+        _plans(record, study, jobs)
     header = ["success, %", *(f"{steps} step{'s' * (steps > 1)}" for steps in study.steps), "training, s"]
     several = len(next(iter(found.values()))[study.steps[0]].pooled.tasks) > 1
     rows, medians, covers = [], [], []
@@ -274,6 +278,18 @@ def _figure(record: Record, study: RobotStudy, found: dict[str, dict[int, Result
             axes.legend()
         axes.set(ylabel="success, %", ylim=(-2, 102))
         record.figure(figure, "success", "Success in simulation, with 95 % intervals over all episodes.")
+
+
+def _plans(record: Record, study: RobotStudy, jobs: dict[str, list[RobotJob]]) -> None:
+    """What both policies of the first seed would do next, with few steps and with many."""
+    ours, classical = (Policy.load(jobs[model][0].folder, "cpu") for model in ("distributional", "diffusion"))
+    few, many = min(study.steps), max(study.steps)
+    shown = {
+        f"distributional, {few} step": (ours, Setting(few)),
+        f"diffusion, {few} step": (classical, Setting(few, None, "ddim")),
+        f"diffusion, {many} steps": (classical, Setting(many, None, "sde")),
+    }
+    draw_plans(shown, (1, 2, 3), record)
 
 
 EXPERIMENTS = {name: partial(run, name=name) for name in ROBOT_STUDIES}
