@@ -186,6 +186,17 @@ def test_a_resumed_robot_run_ends_with_the_weights_of_an_uninterrupted_one(run: 
     assert whole.read_bytes() == torn.read_bytes()
 
 
+def test_rollouts_on_the_way_pick_the_best_checkpoint(run: RobotRun, tmp_path: Path) -> None:
+    looking = replace(run, rollout=replace(run.rollout, every=2, suite="pusht", episodes=1, steps=1))
+    list(train(looking, tmp_path / "run"))
+    folder = RunFolder(tmp_path / "run")
+    scores = {line["step"]: line["score"] for line in folder.logged() if "score" in line}
+    assert set(scores) == {2, 4}
+    assert folder.best_step() == min(scores, key=lambda step: scores[step])
+    with pytest.raises(ValueError, match="suite must be one of"):
+        build_task(replace(run, rollout=replace(run.rollout, every=2, suite="nowhere")))
+
+
 @pytest.mark.slow
 def test_one_step_draws_both_modes_where_a_classical_policy_plans_their_mean(run: RobotRun, tmp_path: Path) -> None:
     shares = {}
