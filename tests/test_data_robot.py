@@ -233,6 +233,14 @@ def test_unusable_files_and_demonstrations_among_good_ones_are_skipped_and_named
     assert "8 skipped" in episodes.describe()
 
 
+def test_what_a_collection_has_not_finished_is_not_read(libero: Path) -> None:
+    (libero / ".parts" / "task").mkdir(parents=True)
+    write_libero(libero / ".parts" / "task" / "00000.hdf5", {"demo_0": (0, 4)}, ours=True)
+    episodes = load_episodes(str(libero))
+    assert episodes.ends.tolist() == [4, 7, 12]
+    assert episodes.skipped == ()
+
+
 def test_an_empty_hdf5_file_alone_is_refused(tmp_path: Path) -> None:
     h5py.File(tmp_path / "empty.hdf5", "w").close()
     with pytest.raises(BadArgument, match=r"without a usable one: empty\.hdf5: the file is empty"):

@@ -21,7 +21,7 @@ import numpy as np
 
 from ..._check import BadArgument, require
 from .episodes import Column, Episodes
-from .read import HDF5_ENDINGS, Lazy, PerProcess, chosen, package
+from .read import Lazy, PerProcess, chosen, hdf5_files, package
 
 __all__ = ["read_libero"]
 
@@ -56,7 +56,7 @@ class _Demonstration:
 
 def read_libero(source: str, path: Path, names: Sequence[str] | None, limit: int | None) -> Episodes:
     h5py = package("h5py", "LIBERO's HDF5 layout")
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.suffix in HDF5_ENDINGS)
+    files = [path] if path.is_file() else hdf5_files(path)
     require(bool(files), "source", source, "one HDF5 file, or a folder that holds some")
     demonstrations: list[_Demonstration] = []
     there: dict[str, None] = {}

@@ -24,7 +24,7 @@ import numpy as np
 from ..._check import BadArgument, require, require_choice, require_count
 from .episodes import Episodes
 
-__all__ = ["LAYOUTS", "Lazy", "PerProcess", "chosen", "load_episodes", "package"]
+__all__ = ["LAYOUTS", "Lazy", "PerProcess", "chosen", "hdf5_files", "load_episodes", "package"]
 
 LAYOUTS = ("auto", "libero", "zarr", "lerobot")
 HDF5_ENDINGS = (".hdf5", ".h5")
@@ -32,6 +32,12 @@ _ACCEPTED = (
     "a folder of LIBERO's .hdf5 files or one of them, a folder or .zarr.zip of diffusion-policy's zarr layout, a "
     "folder of a LeRobotDataset (with meta/info.json), or user/name of a dataset on the Hugging Face hub"
 )
+
+
+def hdf5_files(folder: Path) -> list[Path]:
+    """The HDF5 files below a folder, but for those in hidden folders, where collections keep what is unfinished."""
+    files = (file for file in folder.rglob("*") if file.suffix in HDF5_ENDINGS)
+    return sorted(file for file in files if not any(part.startswith(".") for part in file.relative_to(folder).parts))
 
 
 def load_episodes(
@@ -73,7 +79,7 @@ def _layout(path: Path, source: str) -> str:
         return "lerobot"
     elif (path / ".zgroup").is_file() or (path / "zarr.json").is_file():
         return "zarr"
-    elif any(file.suffix in HDF5_ENDINGS for file in path.rglob("*")):
+    elif hdf5_files(path):
         return "libero"
     raise BadArgument(f"source must be {_ACCEPTED}, got {source!r}")
 
