@@ -1,7 +1,7 @@
 """What PushT policies would do next: many plans for the same moment, drawn over a picture of it.
 
-Where people go around the block on either side, the mean of what they do runs into it. A policy that draws from
-their distribution in one step takes one side or the other.
+A classical policy asked in one step plans the mean of what people do; in many steps its plans differ as theirs do. A
+distributional one draws such plans in a single step.
 """
 
 from __future__ import annotations
