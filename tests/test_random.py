@@ -32,6 +32,18 @@ def test_rows_do_not_depend_on_their_batch():
     assert not torch.equal(whole[0][0], whole[0][1])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_noise_prepared_for_several_calls_is_the_noise_of_these_calls(dtype):
+    like, shapes = torch.empty(0, dtype=dtype), [(3, 2, 3), (3, 7), (3, 1, 9), (3, 4)]
+    plain, prepared = SampleGenerator([5, 6, 7]), SampleGenerator([5, 6, 7])
+    randn((3, 2), generator=plain, like=like)
+    randn((3, 2), generator=prepared, like=like)
+    prepared.prepare(3, 7, dtype)  # the third call asks for more, the fourth comes after them
+    for shape in shapes:
+        assert torch.equal(*(randn(shape, generator=one, like=like) for one in (plain, prepared)))
+    assert plain.calls == prepared.calls
+
+
 def test_calls_rows_and_positions_are_independent_normals():
     generator = SampleGenerator(range(400))
     sets = [randn((400, 251), generator=generator, like=LIKE) for _ in range(20)]

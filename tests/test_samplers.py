@@ -63,6 +63,8 @@ def test_a_sample_depends_on_its_seed_alone(name):
     denoiser = network_for(name)
     whole = sample_with(denoiser, (7, 2), 5, name, seed=3)
     split = sample_with(denoiser, (7, 2), 5, name, seed=3, batch_size=3)
+    listed = sample_with(denoiser, (7, 2), 5, name, seed=list(range(9, 2, -1)), batch_size=2)
+    torch.testing.assert_close(listed.flip(0), whole)
     torch.testing.assert_close(whole, split)
     torch.testing.assert_close(whole[4:], sample_with(denoiser, (3, 2), 5, name, seed=7))
     assert not torch.allclose(whole, sample_with(denoiser, (7, 2), 5, name, seed=4))

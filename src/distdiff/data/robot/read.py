@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
@@ -157,7 +158,7 @@ class PerProcess:
         self._clear()
 
 
-class Lazy:
+class Lazy(ABC):
     """A column that is read when it is asked: indexed as an array is, by a slice, a row, or an array of rows.
 
     A reader says how rising rows without repeats are read.
@@ -184,5 +185,6 @@ class Lazy:
             return np.empty((*wanted.shape, *self.shape[1:]), self.dtype)
         return self.read(rising)[place.reshape(wanted.shape)]
 
+    @abstractmethod
     def read(self, rows: np.ndarray) -> np.ndarray:
-        raise NotImplementedError
+        """Rows that rise without repeats."""
