@@ -65,6 +65,13 @@ def test_the_best_is_bold_and_the_second_italic_in_markdown_and_latex():
     assert r"1.20 \cdot 10^{-3}" in table.latex(replace(study, metric="D"), found | {"A": {4: cell(1.2e-3)}}, 0.0, "")
 
 
+def test_a_short_model_is_ours_with_fewer_steps():
+    study = TABLES["checkerboard"]["small"]
+    ours, short = study.models["distributional"].run, study.models["short"].run
+    assert short.steps < ours.steps
+    assert replace(short, steps=ours.steps) == ours
+
+
 def test_students_wait_for_their_teacher_and_start_from_its_run(tmp_path):
     runs = {name: model.run for name, model in SMOKE.models.items()}
     jobs = {job.name: job for job in table.jobs_of(SMOKE, tmp_path, (3,), runs)}
@@ -114,7 +121,8 @@ def test_peers_are_trained_again_for_the_time_of_the_distributional_model(smoke)
 def test_a_second_start_trains_nothing_and_gives_the_same_table(smoke, capsys):
     before = {name: (smoke / name).read_bytes() for name in FILES}
     main(["reproduce", "table", "checkerboard", "--scale", "smoke", "--out", str(smoke)])
-    assert "16 of 16 runs are there already" in capsys.readouterr().err
+    count = len(SMOKE.models) * len(SMOKE.seeds)
+    assert f"{count} of {count} runs are there already" in capsys.readouterr().err
     assert {name: (smoke / name).read_bytes() for name in FILES} == before
 
 

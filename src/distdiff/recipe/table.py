@@ -4,7 +4,8 @@ A study lists the models to train and the columns that are read off them: one mo
 classical model is sampled by the SDE or DDIM, by DPM-Solver++, and as flow matching by Euler), and one column several
 models (a distilled student is trained for a number of steps). Every model has the width, data, batch and, unless it is
 a student, the gradient steps of the distributional one. `matched` lists models that are trained once more, for the
-wall time that the distributional model took.
+wall time that the distributional model took. The other way round, points have a distributional model that is trained
+no longer than a teacher and its student.
 
 At `small` a distilled student is trained for fewer steps than its teacher and at a smaller learning rate, which was
 found to be better as well as faster: with more steps its samples drift away again. `paper` keeps the settings and the
@@ -20,11 +21,13 @@ from .config import FLOWS, ImageRun, PointsRun, RunConfig
 from .image import IMAGES
 from .points import POINT_PEERS, STUDIES
 
-__all__ = ["TABLES", "Column", "Model", "TableStudy"]
+__all__ = ["SHORT", "TABLES", "Column", "Model", "TableStudy"]
 
 NFE = (1, 2, 4, 8, 15)
 PAPER_NFE = (2, 4, 8, 10, 12, 15)
 CHURNS = (0.0, 0.5, 1.0)
+SHORT = "Distributional, short"
+"""Trained for no longer than a teacher and its student take together."""
 PAPER_TABLES: dict[str, dict[str, tuple[float, ...]]] = {
     "cifar10": {
         "Diffusion": (80.77, 23.31, 7.53, 5.67, 4.83, 3.61),
@@ -104,7 +107,7 @@ class TableStudy:
     """The paper's numbers by column and NFE, where its experiment is the same."""
 
 
-def _columns(students: dict[int, str], peers: bool) -> dict[str, Column]:
+def _columns(students: dict[int, str], peers: bool, short: bool) -> dict[str, Column]:
     """The paper's columns, its future work, and the peers."""
 
     def one(name: str) -> dict[int, str]:
@@ -114,6 +117,7 @@ def _columns(students: dict[int, str], peers: bool) -> dict[str, Column]:
         "Diffusion": Column(one("diffusion"), ("distributional",), CHURNS),
         "DPM-Solver++": Column(one("diffusion"), ("dpm++", "sde-dpm++"), grids=("uniform", "logsnr", "edm")),
         "Distributional": Column(one("distributional"), ("distributional",), CHURNS),
+        **({SHORT: Column(one("short"), ("distributional",), CHURNS)} if short else {}),
         "Distillation": Column(students, ("distributional",), (0.0, 0.25, 0.5, 0.75, 1.0)),
         "Distributional student": Column(one("student"), ("distributional",), CHURNS),
     }
@@ -146,8 +150,10 @@ def _run(name: str, kind: str, scale: str) -> PointsRun | ImageRun:
     return POINT_PEERS[full][scale] if full in POINT_PEERS else STUDIES[name][scale].models[kind]
 
 
-def _study(name: str, scale: str, distilled: Students, peers: bool = True, **options: Any) -> TableStudy:
-    """All columns for a recipe."""
+def _study(
+    name: str, scale: str, distilled: Students, peers: bool = True, short: int | None = None, **options: Any
+) -> TableStudy:
+    """All columns for a recipe; `short` adds the distributional model of so many steps."""
     kinds = ("distributional", "diffusion", *(FLOWS if peers else ()))
     runs = {kind: _run(name, kind, scale) for kind in kinds}
     models = {kind: Model(run) for kind, run in runs.items()}
@@ -159,7 +165,9 @@ def _study(name: str, scale: str, distilled: Students, peers: bool = True, **opt
         models[student] = Model(replace(classical, steps=distilled.steps, loss=loss, optim=optim), "diffusion")
     steps = ours.steps - ours.loss.warmup if ours.loss.warmup else ours.steps // 2
     models["student"] = Model(replace(ours, steps=steps, loss=replace(ours.loss, warmup=0)), "diffusion")
-    return TableStudy(models, _columns(students, peers), **options)
+    if short is not None:
+        models["short"] = Model(replace(ours, steps=short))
+    return TableStudy(models, _columns(students, peers, short is not None), **options)
 
 
 def _points(name: str, scale: str, **options: Any) -> TableStudy:
@@ -191,8 +199,8 @@ TABLES: dict[str, dict[str, TableStudy]] = {
     **{
         name: {
             "paper": _points(name, "paper", n=16384),
-            "small": _points(name, "small", n=16384, workers=2, matched=_PEERS),
-            "smoke": _points(name, "smoke", **_TINY, matched=("diffusion",)),
+            "small": _points(name, "small", n=16384, workers=2, matched=_PEERS, short=3_000),
+            "smoke": _points(name, "smoke", **_TINY, matched=("diffusion",), short=6),
         }
         for name in ("checkerboard", "mixture2d")
     },

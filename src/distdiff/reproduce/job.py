@@ -36,6 +36,8 @@ SET = 4096
 """Points of a set that D is measured on."""
 BATCH = 256
 """Pictures drawn at once."""
+SPARE = 4
+"""Training pictures looked at for each one of the floor, so that every class has enough."""
 
 
 class Setting(NamedTuple):
@@ -239,6 +241,11 @@ class ImageScorer:
         return Pair(self.choice.score(pictures).frechet, self.reference.score(pictures).frechet)
 
     def floor(self) -> float:
-        """The score of as many training pictures as there are samples, or of all."""
+        """The score of as many training pictures as there are samples, or of all; of the samples' classes."""
         rows = torch.randperm(len(self.train), generator=torch.Generator().manual_seed(stream(0, "floor")))
-        return self.reference.score(self.train.batch(rows[: self.n])[0]).frechet
+        if self.cond is None or self.cond.ndim > 1:
+            return self.reference.score(self.train.batch(rows[: self.n])[0]).frechet
+        pictures, labels = self.train.batch(rows[: SPARE * self.n])
+        assert labels is not None
+        kept = [(labels == label).nonzero()[:count, 0] for label, count in enumerate(self.cond.cpu().bincount())]
+        return self.reference.score(pictures[torch.cat(kept)]).frechet

@@ -20,7 +20,7 @@ import torch
 
 from ..figure import canvas, plain_ticks
 from ..recipe.config import RunConfig
-from ..recipe.table import TABLES, Column, TableStudy
+from ..recipe.table import SHORT, TABLES, Column, TableStudy
 from ..train import RunFolder
 from .job import Job, Pair, Setting, run_jobs
 from .record import Record, scientific, table
@@ -30,7 +30,17 @@ __all__ = ["Cell", "cells", "latex", "markdown", "run"]
 MATCHED = " (same time)"
 LEAST = 1e-5
 """Where figures draw unbiased scores that are smaller, or negative."""
-COLORS = ("#b4283c", "#d9822b", "#0b7a75", "#6a4fa3", "#2f9e6e", "#6f9fd8", "#a0522d", "#c2578a")
+COLORS = {
+    "Diffusion": "#b4283c",
+    "DPM-Solver++": "#d9822b",
+    "Distributional": "#0b7a75",
+    SHORT: "#6fc7b8",
+    "Distillation": "#6a4fa3",
+    "Distributional student": "#2f9e6e",
+    "Flow matching": "#6f9fd8",
+    "OT-CFM": "#a0522d",
+    "MeanFlow": "#c2578a",
+}
 
 
 class Cell(NamedTuple):
@@ -274,8 +284,8 @@ def matched_jobs(study: TableStudy, folder: Path, jobs: Sequence[Job]) -> list[J
 
 
 def plot(axes: Any, study: TableStudy, found: Cells, floor: float) -> None:
-    for (name, row), color in zip(found.items(), COLORS, strict=False):
-        ours = name == "Distributional"
+    for name, row in found.items():
+        ours, color = name == "Distributional", COLORS.get(name, "#8a8a8a")
         values = [max(row[nfe].mean, LEAST) for nfe in study.nfe]
         axes.plot(study.nfe, values, "o-", color=color, label=name, lw=2.6 if ours else 1.4, zorder=3 if ours else 2)
     if floor > 0:
@@ -290,20 +300,20 @@ def plot(axes: Any, study: TableStudy, found: Cells, floor: float) -> None:
 
 
 def findings(study: TableStudy, found: Cells, seconds: dict[str, float]) -> list[str]:
-    """Where the distributional model stands."""
-    if "Distributional" not in found:
-        return []
-    ours, said = found["Distributional"], []
-    for rival in ("Diffusion", "DPM-Solver++"):
-        won = [nfe for nfe in study.nfe if ours[nfe].mean < found[rival][nfe].mean]
-        said.append(f"Distributional beats {rival} at NFE {', '.join(map(str, won)) or 'none'}.")
-    for nfe in study.nfe:
-        theirs = found["Distillation"][nfe]
-        total = seconds[theirs.model]
-        said.append(
-            f"NFE {nfe}: {number(ours[nfe].mean, study.metric)} against {number(theirs.mean, study.metric)} of "
-            f"distillation ({seconds['distributional']:.0f} s of training against {total:.0f} s with the teacher)."
-        )
+    """Where the distributional models stand."""
+    said = []
+    for name in (name for name in ("Distributional", SHORT) if name in found):
+        ours = found[name]
+        for rival in ("Diffusion", "DPM-Solver++"):
+            won = [nfe for nfe in study.nfe if ours[nfe].mean < found[rival][nfe].mean]
+            said.append(f"{name} beats {rival} at NFE {', '.join(map(str, won)) or 'none'}.")
+        for nfe in study.nfe:
+            theirs, spent = found["Distillation"][nfe], seconds[ours[nfe].model]
+            said.append(
+                f"{name} at NFE {nfe}: {number(ours[nfe].mean, study.metric)} against "
+                f"{number(theirs.mean, study.metric)} of distillation ({spent:.0f} s of training against "
+                f"{seconds[theirs.model]:.0f} s with the teacher)."
+            )
     return said
 
 
