@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import zarr
 
 from distdiff.cli import main
 from distdiff.data.robot import Statistics
@@ -167,3 +168,31 @@ def test_sampling_a_policy_points_to_rollouts(tmp_path: Path, capsys: pytest.Cap
             main([command, str(tmp_path / "run")])
         assert left.value.code == 2
         assert "distdiff rollout" in capsys.readouterr().err
+
+
+def write_demonstrations(path: Path) -> None:
+    """Two short wanderings, as diffusion-policy stores them."""
+    group = zarr.open_group(str(path), mode="w", zarr_format=2)
+    rng = np.random.default_rng(0)
+    columns = {"data/state": rng.uniform(100, 400, (24, 5)), "data/action": rng.uniform(100, 400, (24, 2))}
+    for name, values in (columns | {"meta/episode_ends": np.array([11, 24])}).items():
+        group.create_array(name, data=values)
+
+
+def test_an_experiment_is_reported_and_its_runs_are_known_again_by_another_path(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_demonstrations(tmp_path / "demos.zarr")
+    words = ["reproduce", "pusht", "--scale", "smoke", "--out", str(tmp_path / "out"), "--data"]
+    main([*words, str(tmp_path / "demos.zarr")])
+    results = json.loads((tmp_path / "out" / "results.json").read_text())["results"]
+    assert set(results["models"]) == {"distributional", "diffusion", "diffusion, same time"}
+    assert [row["steps"] for row in results["models"]["distributional"]] == [1, 2]
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert "1 step: distributional" in report
+    assert "; diffusion, same time (" in report
+    assert (tmp_path / "out" / "plans.png").stat().st_size > 10_000
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    main([*words, "demos.zarr"])
+    assert "3 of 3 runs are there already" in capsys.readouterr().err

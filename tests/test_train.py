@@ -158,7 +158,13 @@ def test_an_earlier_run_is_not_overwritten_unasked(tmp_path):
     finish(train(SMOKE, tmp_path / "run"))
     with pytest.raises(ValueError, match="out must be a new folder"):
         train(SMOKE, tmp_path / "run")
+    stale, other = tmp_path / "run" / "rollout-pusht" / "rollout.json", tmp_path / "run" / "rollout-notes.txt"
+    stale.parent.mkdir()
+    stale.write_text("{}")
+    other.write_text("mine")
     finish(train(replace(SMOKE, steps=3), tmp_path / "run", overwrite=True))
+    assert not stale.parent.exists(), "what the old model did is not what the new one does"
+    assert other.exists()
     assert load_denoiser(tmp_path / "run", "cpu")[1].steps == 3
 
 

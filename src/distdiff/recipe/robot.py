@@ -74,8 +74,8 @@ PUSHT = _scales(
         loss=replace(SMALL.loss, warmup=5_000),
     ),
 )
-PUSHT_CLASSICAL_STEPS = 11_500
-"""At `small`: as many as take the time of the distributional policy's, whose later steps draw four times."""
+PUSHT_MATCHED_STEPS = 11_500
+"""Classical steps at `small` that take the time of the distributional policy's, whose later steps draw four times."""
 
 
 def _libero(suite: str, steps: int) -> dict[str, RobotRun]:
@@ -99,11 +99,10 @@ ROBOTS: dict[str, dict[str, RobotRun]] = {
     for name, scales in ({"pusht": PUSHT} | LIBERO).items()
     for suffix, twin in (("", lambda run: run), ("-diffusion", _classical))
 }
-ROBOTS["pusht-diffusion"]["small"] = replace(ROBOTS["pusht-diffusion"]["small"], steps=PUSHT_CLASSICAL_STEPS)
 
-
-CLASSICAL = (("sde", None), ("ddim", None), ("dpm++", None))
-OURS = (("distributional", 1.0),)
+Samplers = tuple[tuple[str, float | None], ...]
+CLASSICAL: Samplers = (("sde", None), ("ddim", None), ("dpm++", None))
+OURS: Samplers = (("distributional", 1.0),)
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ class RobotStudy:
     title: str
     suite: str
     models: dict[str, RobotRun]
-    samplers: dict[str, tuple[tuple[str, float | None], ...]]
+    samplers: dict[str, Samplers]
     """Samplers and churns of each model; at each number of steps the best one is shown."""
     steps: tuple[int, ...]
     """Denoising steps a plan."""
@@ -130,10 +129,13 @@ class RobotStudy:
     """Runs at once, with a thread each."""
 
 
-def _versus(name: str, scale: str, **options: Any) -> RobotStudy:
-    """The distributional policy beside the classical one."""
+def _versus(name: str, scale: str, matched: int | None = None, **options: Any) -> RobotStudy:
+    """The distributional policy beside the classical one, of as many steps and, where it is told, of as much time."""
     models = {"distributional": ROBOTS[name][scale], "diffusion": ROBOTS[f"{name}-diffusion"][scale]}
-    return RobotStudy(models=models, samplers={"distributional": OURS, "diffusion": CLASSICAL}, **options)
+    if matched is not None:
+        models["diffusion, same time"] = replace(models["diffusion"], steps=matched)
+    samplers: dict[str, Samplers] = {model: OURS if model == "distributional" else CLASSICAL for model in models}
+    return RobotStudy(models=models, samplers=samplers, **options)
 
 
 def _varied(scale: str, settings: dict[str, dict[str, Any]], **options: Any) -> RobotStudy:
@@ -152,14 +154,27 @@ def _varied(scale: str, settings: dict[str, dict[str, Any]], **options: Any) -> 
 
 _LAMBDAS = {f"λ = {lam:g}": {"lam": lam} for lam in (0.0, 0.1, 0.5, 1.0)}
 _GOAL = "LIBERO-Goal: success against λ and the number of steps"
+_PUSHT_SIZES: dict[str, dict[str, Any]] = {
+    "paper": {"steps": (1, 2, 4, 16, 50), "episodes": 100, "workers": 1},
+    "small": {"steps": (1, 2, 4, 16, 50), "episodes": 100, "matched": PUSHT_MATCHED_STEPS},
+    "smoke": {"steps": (1, 2), "episodes": 2, "seeds": (0,), "workers": 1, "matched": 6},
+}
+_VISION_SIZES: dict[str, dict[str, Any]] = {
+    "paper": {"steps": (2, 16, 50), "episodes": 50, "demonstrations": 50, "cameras": 128, "workers": 1},
+    "small": {
+        "steps": (1, 2, 16),
+        "episodes": 10,
+        "seeds": (0,),
+        "tasks": (1, 4, 8),
+        "demonstrations": 20,
+        "cameras": 64,
+    },
+    "smoke": {"steps": (1,), "episodes": 1, "seeds": (0,), "tasks": (8,), "demonstrations": 1, "cameras": 64},
+}
 ROBOT_STUDIES: dict[str, dict[str, RobotStudy]] = {
     "pusht": {
         scale: _versus("pusht", scale, title="PushT: few-step policies from human demonstrations", suite="pusht", **own)
-        for scale, own in {
-            "paper": {"steps": (1, 2, 4, 16, 50), "episodes": 100, "workers": 1},
-            "small": {"steps": (1, 2, 4, 16, 50), "episodes": 100},
-            "smoke": {"steps": (1, 2), "episodes": 2, "seeds": (0,), "workers": 1},
-        }.items()
+        for scale, own in _PUSHT_SIZES.items()
     },
     "libero-goal": {scale: _varied(scale, _LAMBDAS, title=_GOAL) for scale in SCALES},
     "libero-goal-beta2": {
@@ -181,18 +196,7 @@ ROBOT_STUDIES: dict[str, dict[str, RobotStudy]] = {
     },
     "libero-goal-vision": {
         scale: _versus("libero-goal-vision", scale, title="LIBERO-Goal from pictures", suite="libero_goal", **own)
-        for scale, own in {
-            "paper": {"steps": (2, 16, 50), "episodes": 50, "demonstrations": 50, "cameras": 128, "workers": 1},
-            "small": {
-                "steps": (1, 2, 16),
-                "episodes": 10,
-                "seeds": (0,),
-                "tasks": (1, 4, 8),
-                "demonstrations": 20,
-                "cameras": 64,
-            },
-            "smoke": {"steps": (1,), "episodes": 1, "seeds": (0,), "tasks": (8,), "demonstrations": 1, "cameras": 64},
-        }.items()
+        for scale, own in _VISION_SIZES.items()
     },
 }
 """Studies by name and scale."""

@@ -92,7 +92,7 @@ def run(
     options = "" if seeds is None else f" --seeds {','.join(map(str, seeds))}"
     options += "" if episodes is None else f" --episodes {episodes}"
     options += "" if data is None else " --data DEMONSTRATIONS"
-    source = data or _collected(study, out)
+    source = _collected(study, out) if data is None else _place(data)
     record = Record(name, scale, study, out, options)
     jobs: list[RobotJob] = []
     for model, config in study.models.items():
@@ -101,7 +101,7 @@ def run(
                 RobotJob(
                     name=f"{model}, seed {seed}",
                     config=replace(config, seed=seed, data=replace(config.data, source=source)),
-                    folder=out / "runs" / f"{model.replace(' = ', '-').replace('λ', 'lambda')}-{seed}",
+                    folder=out / "runs" / f"{_folder_name(model)}-{seed}",
                     settings=(),
                     metric="rollout",
                     n=study.episodes,
@@ -116,6 +116,15 @@ def run(
     for job in jobs:
         by_model.setdefault(job.name.rsplit(",", 1)[0], []).append(job)
     _report(record, study, by_model)
+
+
+def _place(data: str) -> str:
+    """One spelling for a local path, so that finished runs are known again; anything else as it is."""
+    return str(Path(data).resolve()) if Path(data).exists() else data
+
+
+def _folder_name(model: str) -> str:
+    return model.replace(" = ", "-").replace(", ", "-").replace(" ", "-").replace("λ", "lambda")
 
 
 def _collected(study: RobotStudy, out: Path) -> str:
@@ -230,20 +239,21 @@ def _row(steps: int, result: Result) -> dict[str, Any]:
 def _findings(study: RobotStudy, found: dict[str, dict[int, Result]]) -> list[str]:
     few, many = min(study.steps), max(study.steps)
     lines = []
-    if "diffusion" in found:
-        ours, classical = found["distributional"], found["diffusion"]
+    ours = found.get("distributional", {})
+    for model in (model for model in found if model.startswith("diffusion")):
+        classical = found[model]
         for steps in (steps for steps in study.steps if steps <= 2):
             a, b = ours[steps].pooled, classical[steps].pooled
             lines.append(
                 f"{steps} step{'s' * (steps > 1)}: distributional {100 * a.score:.1f} % score, "
-                f"{100 * a.success:.1f} % success; classical ({classical[steps].setting.sampler}) "
+                f"{100 * a.success:.1f} % success; {model} ({classical[steps].setting.sampler}) "
                 f"{100 * b.score:.1f} % and {100 * b.success:.1f} %."
             )
         best = max((steps for steps in study.steps if steps <= 2), key=lambda steps: ours[steps].pooled.score)
         gap = 100 * (classical[many].pooled.score - ours[best].pooled.score)
         lines.append(
-            f"The classical policy scores {100 * classical[many].pooled.score:.1f} % at {many} steps; the "
-            f"distributional one at {best} is {abs(gap):.1f} points {'below' if gap > 0 else 'above'} that."
+            f"{model} scores {100 * classical[many].pooled.score:.1f} % at {many} steps; the "
+            f"distributional policy at {best} is {abs(gap):.1f} points {'below' if gap > 0 else 'above'} that."
         )
     for model, results in found.items():
         if many > few and results[many].pooled.success > 0:

@@ -80,7 +80,8 @@ class RunFolder:
 
     def _own(self) -> list[Path]:
         """What a run leaves in its folder, but for its configuration."""
-        folders = [self.checkpoints, self.pipeline, self.autoencoder, self.policy]
+        rollouts = [file.parent for file in self.path.glob("rollout*/rollout.json")]
+        folders = [self.checkpoints, self.pipeline, self.autoencoder, self.policy, *rollouts]
         return [self.metrics, self.weights, *folders, self.path / "previews", self.path / "tensorboard"]
 
     def write_config(self, config: RunConfig) -> None:
