@@ -190,7 +190,7 @@ def test_an_experiment_is_reported_and_its_runs_are_known_again_by_another_path(
     assert [row["steps"] for row in results["models"]["distributional"]] == [1, 2]
     report = (tmp_path / "out" / "report.md").read_text()
     assert "1 step: distributional" in report
-    assert "; diffusion (" in report
+    assert "; classical (" in report
     assert (tmp_path / "out" / "plans.png").stat().st_size > 10_000
     monkeypatch.chdir(tmp_path)
     capsys.readouterr()

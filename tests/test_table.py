@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from distdiff._check import FailedRuns
 from distdiff.cli import main
 from distdiff.recipe import TABLES
 from distdiff.recipe.table import Column
 from distdiff.reproduce import table
-from distdiff.reproduce.job import Job, Pair, Setting, run_jobs
+from distdiff.reproduce.job import ImageScorer, Job, Pair, Setting, run_jobs
 from distdiff.reproduce.page import page
 from distdiff.train import RunFolder
 
@@ -70,6 +72,30 @@ def test_a_short_model_is_ours_with_fewer_steps():
     ours, short = study.models["distributional"].run, study.models["short"].run
     assert short.steps < ours.steps
     assert replace(short, steps=ours.steps) == ours
+
+
+def test_the_floor_has_the_classes_of_the_samples():
+    class Pictures:
+        """A thousand pictures of three classes, every pixel the class."""
+
+        def __len__(self) -> int:
+            return 1000
+
+        def batch(self, rows):
+            labels = rows % 3
+            return labels[:, None, None, None].expand(-1, 1, 2, 2), labels
+
+    class Reference:
+        def score(self, pictures):
+            counts = pictures[:, 0, 0, 0].bincount(minlength=3).tolist()
+            return SimpleNamespace(frechet=counts)
+
+    scorer = object.__new__(ImageScorer)
+    scorer.train, scorer.reference, scorer.n = Pictures(), Reference(), 60
+    scorer.cond = torch.tensor([0] * 40 + [2] * 20)
+    assert scorer.floor() == [40, 0, 20]
+    scorer.cond = None
+    assert sum(scorer.floor()) == 60
 
 
 def test_students_wait_for_their_teacher_and_start_from_its_run(tmp_path):

@@ -102,9 +102,8 @@ ROBOTS: dict[str, dict[str, RobotRun]] = {
 ROBOTS["pusht-diffusion"]["small"] = replace(ROBOTS["pusht-diffusion"]["small"], steps=PUSHT_CLASSICAL_STEPS)
 
 
-Samplers = tuple[tuple[str, float | None], ...]
-CLASSICAL: Samplers = (("sde", None), ("ddim", None), ("dpm++", None))
-OURS: Samplers = (("distributional", 1.0),)
+CLASSICAL = (("sde", None), ("ddim", None), ("dpm++", None))
+OURS = (("distributional", 1.0),)
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ class RobotStudy:
     title: str
     suite: str
     models: dict[str, RobotRun]
-    samplers: dict[str, Samplers]
+    samplers: dict[str, tuple[tuple[str, float | None], ...]]
     """Samplers and churns of each model; at each number of steps the best one is shown."""
     steps: tuple[int, ...]
     """Denoising steps a plan."""
@@ -153,27 +152,14 @@ def _varied(scale: str, settings: dict[str, dict[str, Any]], **options: Any) -> 
 
 _LAMBDAS = {f"λ = {lam:g}": {"lam": lam} for lam in (0.0, 0.1, 0.5, 1.0)}
 _GOAL = "LIBERO-Goal: success against λ and the number of steps"
-_PUSHT_SIZES: dict[str, dict[str, Any]] = {
-    "paper": {"steps": (1, 2, 4, 16, 50), "episodes": 100, "workers": 1},
-    "small": {"steps": (1, 2, 4, 16, 50), "episodes": 100},
-    "smoke": {"steps": (1, 2), "episodes": 2, "seeds": (0,), "workers": 1},
-}
-_VISION_SIZES: dict[str, dict[str, Any]] = {
-    "paper": {"steps": (2, 16, 50), "episodes": 50, "demonstrations": 50, "cameras": 128, "workers": 1},
-    "small": {
-        "steps": (1, 2, 16),
-        "episodes": 10,
-        "seeds": (0,),
-        "tasks": (1, 4, 8),
-        "demonstrations": 20,
-        "cameras": 64,
-    },
-    "smoke": {"steps": (1,), "episodes": 1, "seeds": (0,), "tasks": (8,), "demonstrations": 1, "cameras": 64},
-}
 ROBOT_STUDIES: dict[str, dict[str, RobotStudy]] = {
     "pusht": {
         scale: _versus("pusht", scale, title="PushT: few-step policies from human demonstrations", suite="pusht", **own)
-        for scale, own in _PUSHT_SIZES.items()
+        for scale, own in {
+            "paper": {"steps": (1, 2, 4, 16, 50), "episodes": 100, "workers": 1},
+            "small": {"steps": (1, 2, 4, 16, 50), "episodes": 100},
+            "smoke": {"steps": (1, 2), "episodes": 2, "seeds": (0,), "workers": 1},
+        }.items()
     },
     "libero-goal": {scale: _varied(scale, _LAMBDAS, title=_GOAL) for scale in SCALES},
     "libero-goal-beta2": {
@@ -195,7 +181,18 @@ ROBOT_STUDIES: dict[str, dict[str, RobotStudy]] = {
     },
     "libero-goal-vision": {
         scale: _versus("libero-goal-vision", scale, title="LIBERO-Goal from pictures", suite="libero_goal", **own)
-        for scale, own in _VISION_SIZES.items()
+        for scale, own in {
+            "paper": {"steps": (2, 16, 50), "episodes": 50, "demonstrations": 50, "cameras": 128, "workers": 1},
+            "small": {
+                "steps": (1, 2, 16),
+                "episodes": 10,
+                "seeds": (0,),
+                "tasks": (1, 4, 8),
+                "demonstrations": 20,
+                "cameras": 64,
+            },
+            "smoke": {"steps": (1,), "episodes": 1, "seeds": (0,), "tasks": (8,), "demonstrations": 1, "cameras": 64},
+        }.items()
     },
 }
 """Studies by name and scale."""

@@ -4,8 +4,8 @@ A study lists the models to train and the columns that are read off them: one mo
 classical model is sampled by the SDE or DDIM, by DPM-Solver++, and as flow matching by Euler), and one column several
 models (a distilled student is trained for a number of steps). Every model has the width, data, batch and, unless it is
 a student, the gradient steps of the distributional one. `matched` lists models that are trained once more, for the
-wall time that the distributional model took. The other way round, points have a distributional model that is trained
-no longer than a teacher and its student.
+wall time that the distributional model took. The other way round, points have a distributional model of fewer
+steps, meant to take no longer than a teacher and its student.
 
 At `small` a distilled student is trained for fewer steps than its teacher and at a smaller learning rate, which was
 found to be better as well as faster: with more steps its samples drift away again. `paper` keeps the settings and the
@@ -27,7 +27,7 @@ NFE = (1, 2, 4, 8, 15)
 PAPER_NFE = (2, 4, 8, 10, 12, 15)
 CHURNS = (0.0, 0.5, 1.0)
 SHORT = "Distributional, short"
-"""Trained for no longer than a teacher and its student take together."""
+"""Meant to be trained for no longer than a teacher and its student take together; the table shows the times."""
 PAPER_TABLES: dict[str, dict[str, tuple[float, ...]]] = {
     "cifar10": {
         "Diffusion": (80.77, 23.31, 7.53, 5.67, 4.83, 3.61),

@@ -101,7 +101,7 @@ def run(
                 RobotJob(
                     name=f"{model}, seed {seed}",
                     config=replace(config, seed=seed, data=replace(config.data, source=source)),
-                    folder=out / "runs" / f"{_folder_name(model)}-{seed}",
+                    folder=out / "runs" / f"{model.replace(' = ', '-').replace('λ', 'lambda')}-{seed}",
                     settings=(),
                     metric="rollout",
                     n=study.episodes,
@@ -121,10 +121,6 @@ def run(
 def _place(data: str) -> str:
     """One spelling for a local path, so that finished runs are known again; anything else as it is."""
     return str(Path(data).resolve()) if Path(data).exists() else data
-
-
-def _folder_name(model: str) -> str:
-    return model.replace(" = ", "-").replace(", ", "-").replace(" ", "-").replace("λ", "lambda")
 
 
 def _collected(study: RobotStudy, out: Path) -> str:
@@ -239,21 +235,20 @@ def _row(steps: int, result: Result) -> dict[str, Any]:
 def _findings(study: RobotStudy, found: dict[str, dict[int, Result]]) -> list[str]:
     few, many = min(study.steps), max(study.steps)
     lines = []
-    ours = found.get("distributional", {})
-    for model in (model for model in found if model.startswith("diffusion")):
-        classical = found[model]
+    if "diffusion" in found:
+        ours, classical = found["distributional"], found["diffusion"]
         for steps in (steps for steps in study.steps if steps <= 2):
             a, b = ours[steps].pooled, classical[steps].pooled
             lines.append(
                 f"{steps} step{'s' * (steps > 1)}: distributional {100 * a.score:.1f} % score, "
-                f"{100 * a.success:.1f} % success; {model} ({classical[steps].setting.sampler}) "
+                f"{100 * a.success:.1f} % success; classical ({classical[steps].setting.sampler}) "
                 f"{100 * b.score:.1f} % and {100 * b.success:.1f} %."
             )
         best = max((steps for steps in study.steps if steps <= 2), key=lambda steps: ours[steps].pooled.score)
         gap = 100 * (classical[many].pooled.score - ours[best].pooled.score)
         lines.append(
-            f"{model} scores {100 * classical[many].pooled.score:.1f} % at {many} steps; the "
-            f"distributional policy at {best} is {abs(gap):.1f} points {'below' if gap > 0 else 'above'} that."
+            f"The classical policy scores {100 * classical[many].pooled.score:.1f} % at {many} steps; the "
+            f"distributional one at {best} is {abs(gap):.1f} points {'below' if gap > 0 else 'above'} that."
         )
     for model, results in found.items():
         if many > few and results[many].pooled.success > 0:
