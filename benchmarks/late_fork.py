@@ -29,8 +29,11 @@ def main() -> None:
     args = parser.parse_args()
     held_out, seen = load_images("digits", split="test"), load_images("digits")
     base = replace(IMAGES["digits"]["small"], steps=args.steps, save_every=args.steps)
-    base = replace(base, loss=replace(base.loss, m=args.m, patches=(4,), warmup=0))
-    configs = {branch: replace(base, network=replace(base.network, branch_at=branch)) for branch in args.branches}
+    base = replace(base, loss=replace(base.loss, m=args.m, patches=(4,), anchor=0.0))
+    configs = {
+        branch: replace(base, network=replace(base.network, prediction="x0", branch_at=branch))
+        for branch in args.branches
+    }
     states = {"diffusion": TrainState(build_task(IMAGES["digits-diffusion"]["small"]))}
     states |= {str(branch): TrainState(build_task(config)) for branch, config in configs.items()}
     times = milliseconds({name: state.advance for name, state in states.items()}, rounds=15)

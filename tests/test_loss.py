@@ -23,6 +23,9 @@ from distdiff import (
     interaction,
     score_loss,
 )
+from distdiff.denoiser import PREDICTIONS
+from distdiff.schedule import add_noise
+from distdiff.score import mean_error
 
 
 class Recorder:
@@ -201,6 +204,7 @@ def test_group_losses_average_over_pairs_of_different_points():
         (lambda: ConditionalLoss(lam=0.5, m=1), "m must be at least 2 when lam > 0"),
         (lambda: Sigmoid(math.nan), "bias must be a finite number, got nan"),
         (lambda: ConditionalLoss(lam=2.0), "lam must be in [0, 1], got 2.0"),
+        (lambda: ConditionalLoss(anchor=-1.0), "anchor must be a number of at least 0, got -1.0"),
         (lambda: ConditionalLoss(m=0, lam=0), "m must be a whole number of at least 1, got 0"),
         (lambda: JointLoss(m=1, lam=0), "m must be a whole number of at least 2, got 1"),
         (lambda: JointLoss(m=4)(GaussianPosterior(), data(6)), "batch size must be a multiple of m = 4, got 6"),
@@ -215,3 +219,64 @@ def test_group_losses_average_over_pairs_of_different_points():
 def test_bad_arguments_are_named(call, says):
     with pytest.raises(ValueError, match=re.escape(says)):
         call()
+
+
+@pytest.mark.parametrize("m", [2, 5])
+def test_the_error_of_the_mean_is_the_energy_score_at_beta_two(m):
+    draws, x0 = data(6 * m, 3).reshape(6, m, 3), data(6, 3, seed=8)
+    torch.testing.assert_close(mean_error(draws, x0), score_loss(Energy(2.0), draws, x0, lam=1.0))
+    torch.testing.assert_close(mean_error(draws[:, :1], x0), (draws[:, 0] - x0).square().sum(1))
+
+
+class Noisy(nn.Module):
+    """Predicts something that depends on all it is given."""
+
+    def forward(self, xt, t, xi=None, cond=None):
+        return (xt * 0.3 + t[:, None])[:, None] + (0.1 * xi.sin() if xi is not None else 0)
+
+
+@pytest.mark.parametrize("prediction", PREDICTIONS)
+def test_an_anchor_is_the_regression_of_the_mean_in_the_space_of_the_prediction(prediction):
+    """Checked against the network's own outputs and targets, without the way over x_0."""
+    denoiser = Denoiser(Noisy(), prediction=prediction, noise_shape=(2,))
+    x0, t = data(6), torch.linspace(0.1, 0.9, 6, dtype=torch.float64)
+
+    def loss(anchor):
+        generator = torch.Generator().manual_seed(2)
+        return ConditionalLoss(m=3, anchor=anchor)(denoiser, x0, generator=generator, t=t)
+
+    generator = torch.Generator().manual_seed(2)
+    z = torch.randn(6, 2, dtype=torch.float64, generator=generator)
+    xi = torch.randn(6, 3, 2, dtype=torch.float64, generator=generator)
+    output = denoiser(add_noise(denoiser.schedule, x0, t, z), t, xi)
+    expected = mean_error(output, denoiser.target(x0, z, t)) / math.sqrt(2)
+    torch.testing.assert_close(loss(0.7) - loss(0.0), 0.7 * expected)
+
+
+def test_an_anchor_without_noise_is_a_multiple_of_the_classical_loss():
+    denoiser, x0 = Denoiser(Noisy(), prediction="velocity"), data(6)
+    values = [
+        loss(denoiser, x0, generator=torch.Generator().manual_seed(2), t=torch.linspace(0.1, 0.9, 6).double())
+        for loss in (ConditionalLoss(m=1, lam=0.0, anchor=1.0), ConditionalLoss(m=1, lam=0.0), RegressionLoss())
+    ]
+    torch.testing.assert_close(values[0] - values[1], values[2] / math.sqrt(2))
+
+
+def test_the_posterior_still_minimises_an_anchored_loss():
+    """Draws that are too wide, too narrow or off by a shift all score worse than the posterior's own."""
+
+    class Bent(Recorder):
+        def __init__(self, spread, shift):
+            super().__init__(GaussianPosterior(0.0, 1.0))
+            self.spread, self.shift = spread, shift
+
+        def draw(self, xt, t, m=1, cond=None, generator=None):
+            draws, mean = super().draw(xt, t, m, cond, generator), self.posterior.mean(xt, t)[:, None]
+            return mean + self.spread * (draws - mean) + self.shift
+
+    def score(spread, shift):
+        generator = torch.Generator().manual_seed(4)
+        return float(ConditionalLoss(m=4, anchor=1.0)(Bent(spread, shift), data(40000), generator=generator).mean())
+
+    best = score(1.0, 0.0)
+    assert all(best < score(*bend) for bend in ((0.7, 0.0), (1.3, 0.0), (1.0, 0.1)))

@@ -156,6 +156,14 @@ class Denoiser(nn.Module):
         """The x_0 that a prediction (n, m, *event) stands for."""
         return to_x0(self.prediction, self.schedule, output, xt[:, None], t.clamp_max(1 - self.safety))
 
+    def unit(self, t: Tensor) -> Tensor:
+        """How far x_0 moves when the network's prediction moves by one, at times t (n,)."""
+        alpha, sigma = self.schedule(t.clamp_max(1 - self.safety))
+        if self.prediction == "edm":
+            return _precondition(alpha, sigma)[1]
+        units = {"x0": torch.ones_like(sigma), "velocity": sigma / (alpha + sigma), "noise": sigma / alpha}
+        return units[self.prediction] if self.prediction in units else sigma / (alpha**2 + sigma**2)
+
     def target(self, x0: Tensor, z: Tensor, t: Tensor) -> Tensor:
         """What the network should have predicted for x_t = alpha_t x0 + sigma_t z."""
         if self.prediction in ("x0", "velocity", "noise"):

@@ -26,6 +26,7 @@ __all__ = [
     "discrepancy",
     "interaction",
     "kernel_score",
+    "mean_error",
     "patch_score",
     "score_loss",
     "within",
@@ -83,6 +84,18 @@ def patch_score(kernel: Kernel, draws: Tensor, x0: Tensor, lam: float, side: int
     made, real = cut(draws).transpose(1, 2).flatten(0, 1), cut(x0).flatten(0, 1)
     size = (x0[0].numel() / real.shape[-1]) ** (getattr(kernel, "beta", 0.0) / 2)
     return size * score_loss(kernel, made, real, lam).unflatten(0, (len(x0), -1)).mean(1)
+
+
+def mean_error(draws: Tensor, x0: Tensor) -> Tensor:
+    """The squared error (n,) of the mean that draws (n, m, *event) are drawn around, against x0 (n, *event).
+
+    Unbiased for m >= 2, where it is the energy score at beta = 2 and lambda = 1, without its m**2 distances: the
+    products of the errors of different draws. A single draw is taken for the mean.
+    """
+    wide = torch.promote_types(torch.promote_types(draws.dtype, x0.dtype), torch.float32)
+    errors = (draws.to(wide) - x0[:, None].to(wide)).flatten(2)
+    m, own = errors.shape[1], errors.square().sum((1, 2))
+    return own if m == 1 else (errors.sum(1).square().sum(1) - own) / (m * (m - 1))
 
 
 def require_population(lam: float, m: int) -> None:

@@ -224,6 +224,8 @@ class LossConfig:
     """Population: draws a data point."""
     patches: tuple[int, ...] = ()
     """Sides of image patches whose scores are added to that of the whole image; none in the paper."""
+    anchor: float = 0.0
+    """Weight of the squared error of the population's mean, added to the score; 0 in the paper."""
     k: int = 4
     """Sampling steps that a student of moment-matching is trained for."""
     churn: float = 1.0

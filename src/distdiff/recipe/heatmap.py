@@ -42,6 +42,7 @@ _PAPER_GRID: dict[str, tuple[Any, ...]] = {
 }
 _PAPER_CHURNS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _SMOKE_GRID: dict[str, tuple[Any, ...]] = {"loss.lam": (0.0, 1.0), "loss.beta": (0.5, 1.0)}
+_AS_PAPER: dict[str, Any] = {"network.prediction": "x0", "network.branch_at": 0, "loss.anchor": 0.0}
 _SHORT: dict[str, Any] = {"tracker": "none", "preview.every": 0, "log_every": 100, "save_every": 100}
 
 HEATMAPS: dict[str, dict[str, HeatmapStudy]] = {
@@ -50,7 +51,7 @@ HEATMAPS: dict[str, dict[str, HeatmapStudy]] = {
         "small": HeatmapStudy(
             "digits",
             {"loss.lam": (0.0, 0.5, 0.8, 1.0), "loss.beta": (0.5, 1.0)},
-            _SHORT | {"steps": 500, "loss.warmup": 150},
+            _SHORT | _AS_PAPER | {"steps": 500, "loss.warmup": 150},
             steps=(2, 4, 8, 16, 50),
             churns=(0.0, 1.0),
             n=720,

@@ -71,7 +71,7 @@ def _classical(config: ImageRun) -> ImageRun:
     return replace(
         config,
         network=replace(config.network, noise=False, branch_at=0, prediction="velocity"),
-        loss=replace(config.loss, kind="regression", lam=0.0, m=1, patches=(), warmup=0),
+        loss=replace(config.loss, kind="regression", lam=0.0, m=1, patches=(), anchor=0.0, warmup=0),
         evaluation=replace(config.evaluation, steps=100 if config.evaluation.steps == 10 else config.evaluation.steps),
     )
 
@@ -97,10 +97,10 @@ _FACES_LARGE = ImageData("celeba-hq", size=256, channels=3, flip=True, workers=4
 
 _digits_small = replace(
     SMALL,
-    steps=1_200,
+    steps=4_000,
     data=_DIGITS,
-    network=replace(SMALL.network, multipliers=(1, 2), patch=1),
-    loss=replace(SMALL.loss, m=4, patches=(2, 4), warmup=400),
+    network=replace(SMALL.network, multipliers=(1, 2), patch=1, branch_at=3, prediction="edm"),
+    loss=replace(SMALL.loss, m=4, patches=(2, 4), anchor=0.1),
 )
 _smoke_digits = replace(SMOKE, data=_DIGITS)
 _colour_small = replace(SMALL, data=_CIFAR, network=replace(SMALL.network, multipliers=(1, 2, 2, 2)))
@@ -252,8 +252,8 @@ _demo = replace(
     _digits_small,
     steps=500,
     tracker="none",
-    network=replace(_digits_small.network, branch_at=3),
-    loss=replace(_digits_small.loss, m=8, patches=(4,), warmup=0),
+    network=replace(_digits_small.network, prediction="x0"),
+    loss=replace(_digits_small.loss, m=8, patches=(4,), anchor=0.0),
     preview=PreviewConfig(every=0),
     save_every=500,
 )

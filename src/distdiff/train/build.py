@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from .._check import (
     BadArgument,
+    is_number,
     require,
     require_count,
     require_positive,
@@ -90,8 +93,11 @@ def pick_device(name: str) -> torch.device:
 def build_loss(config: LossConfig, data: Tensor) -> Loss | MomentMatching:
     """The loss; kernels that take their width from the data measure it on `data` (n, *event), in batches of 512."""
     require_count("loss.warmup", config.warmup, least=0)
-    for name, value in (("loss.patches", config.patches), ("loss.warmup", config.warmup)):
-        require(config.kind == "conditional" or not value, name, value, "left out unless loss.kind is conditional")
+    require(is_number(config.anchor) and config.anchor >= 0, "loss.anchor", config.anchor, "a number of at least 0")
+    for name in ("patches", "warmup", "anchor"):
+        value = getattr(config, name)
+        fits = config.kind == "conditional" or not value
+        require(fits, f"loss.{name}", value, "left out unless loss.kind is conditional")
     weighting: Weighting = NoWeighting() if config.weighting == "none" else Sigmoid(config.bias)
     if config.kind == "regression":
         return RegressionLoss(weighting=weighting)
@@ -101,7 +107,8 @@ def build_loss(config: LossConfig, data: Tensor) -> Loss | MomentMatching:
         return MeanFlowLoss(weighting=weighting, times=config.times, span_share=config.span_share, power=config.power)
     if config.kind == "moment-matching":
         return MomentMatching(k=config.k, churn=config.churn, weighting=weighting)
-    kind, more = POPULATION_LOSSES[config.kind], {"patches": config.patches} if config.patches else {}
+    kind = POPULATION_LOSSES[config.kind]
+    more: dict[str, Any] = {"patches": config.patches, "anchor": config.anchor} if kind is ConditionalLoss else {}
     return kind(kernel=_kernel(config, data), lam=config.lam, m=config.m, weighting=weighting, **more)
 
 
