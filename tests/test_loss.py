@@ -20,6 +20,7 @@ from distdiff import (
     NoWeighting,
     RegressionLoss,
     Sigmoid,
+    Spread,
     interaction,
     score_loss,
 )
@@ -51,6 +52,13 @@ def test_sigmoid_weighting_is_its_formula(bias):
     t = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
     snr = ((1 - t) / t) ** 2
     torch.testing.assert_close(Sigmoid(bias)(FlowMatching(), t), snr / (snr + math.exp(bias)))
+
+
+def test_spread_weighting_is_one_over_the_error_of_the_best_linear_guess():
+    """For data of standard deviation 1/2 the guess is the posterior mean of a Gaussian."""
+    t = torch.tensor([0.1, 0.5, 0.9, 0.99], dtype=torch.float64)
+    exact = GaussianPosterior(0.0, 0.5).variance(t).sqrt()
+    torch.testing.assert_close(Spread()(FlowMatching(), t) * exact, torch.full_like(t, 0.5))
 
 
 def test_conditional_loss_is_the_weighted_score_of_the_draws(generator):
@@ -235,15 +243,16 @@ class Noisy(nn.Module):
         return (xt * 0.3 + t[:, None])[:, None] + (0.1 * xi.sin() if xi is not None else 0)
 
 
+@pytest.mark.parametrize("weighting", [NoWeighting(), Spread(), Sigmoid(0.5)])
 @pytest.mark.parametrize("prediction", PREDICTIONS)
-def test_an_anchor_is_the_regression_of_the_mean_in_the_space_of_the_prediction(prediction):
-    """Checked against the network's own outputs and targets, without the way over x_0."""
+def test_an_anchor_is_the_regression_of_the_mean_in_the_space_of_the_prediction(prediction, weighting):
+    """Checked against the network's own outputs and targets, without the way over x_0; whatever the weighting."""
     denoiser = Denoiser(Noisy(), prediction=prediction, noise_shape=(2,))
     x0, t = data(6), torch.linspace(0.1, 0.9, 6, dtype=torch.float64)
 
     def loss(anchor):
         generator = torch.Generator().manual_seed(2)
-        return ConditionalLoss(m=3, anchor=anchor)(denoiser, x0, generator=generator, t=t)
+        return ConditionalLoss(m=3, anchor=anchor, weighting=weighting)(denoiser, x0, generator=generator, t=t)
 
     generator = torch.Generator().manual_seed(2)
     z = torch.randn(6, 2, dtype=torch.float64, generator=generator)

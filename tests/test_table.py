@@ -14,6 +14,7 @@ from distdiff._check import FailedRuns
 from distdiff.cli import main
 from distdiff.recipe import TABLES
 from distdiff.recipe.table import Column
+from distdiff.reproduce import job as job_module
 from distdiff.reproduce import table
 from distdiff.reproduce.job import ImageScorer, Job, Pair, Setting, run_jobs
 from distdiff.reproduce.page import page
@@ -187,6 +188,19 @@ def test_tables_that_do_not_exist_are_refused(capsys, tmp_path):
     assert left.value.code == 2
     assert "experiment must be one of" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
+
+
+def test_a_worker_whose_table_was_killed_saves_and_leaves(tmp_path, monkeypatch):
+    def leave(code):
+        raise SystemExit(code)
+
+    monkeypatch.setattr(job_module, "parent_process", lambda: SimpleNamespace(is_alive=lambda: False))
+    monkeypatch.setattr(job_module.os, "_exit", leave)
+    job = Job("a", SMOKE.models["distributional"].run, tmp_path / "a", (), "D", 64, None)
+    with pytest.raises(SystemExit):
+        job_module.work(job)
+    assert RunFolder(job.folder).steps() == [1]
+    assert not job.file.exists()
 
 
 def test_the_page_is_what_the_committed_results_say():

@@ -5,7 +5,7 @@ from typing import Any
 from . import theory
 from .denoiser import Denoiser
 from .kernel import RBF, Energy, Exponential, InverseMultiquadric, Kernel, median_distance
-from .loss import ConditionalLoss, JointLoss, MarginalLoss, NoWeighting, RegressionLoss, Sigmoid
+from .loss import ConditionalLoss, JointLoss, MarginalLoss, NoWeighting, RegressionLoss, Sigmoid, Spread
 from .posterior import GaussianPosterior, MixturePosterior
 from .random import SampleGenerator, rand, randn
 from .sample import Step, Trajectory, sample, sample_trajectory
@@ -50,6 +50,7 @@ __all__ = [
     "SampleGenerator",
     "Schedule",
     "Sigmoid",
+    "Spread",
     "Step",
     "Trajectory",
     "Transition",

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ._check import is_number, require, require_choice, require_count
-from .denoiser import Denoiser, Draws, safe_interval
+from .denoiser import DATA_STD, Denoiser, Draws, safe_interval
 from .kernel import Energy, Kernel, distance
 from .random import rand, randn
 from .schedule import ScheduleLike, add_noise, log_snr
@@ -38,6 +38,7 @@ __all__ = [
     "NoWeighting",
     "RegressionLoss",
     "Sigmoid",
+    "Spread",
     "Weighting",
 ]
 
@@ -67,6 +68,17 @@ class Sigmoid:
 
     def __call__(self, schedule: ScheduleLike, t: Tensor) -> Tensor:
         return torch.sigmoid(log_snr(schedule, t) - self.bias)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """w_t = sqrt(1 + s**2 SNR(t)), s = 1/2: one over the error of the best linear guess of x_0, as EDM has it.
+
+    The scale of the posterior, and with it the score of the energy kernel at beta = 1, falls with t; this makes up.
+    """
+
+    def __call__(self, schedule: ScheduleLike, t: Tensor) -> Tensor:
+        return torch.sqrt(1 + DATA_STD**2 * log_snr(schedule, t).exp())
 
 
 class Batch(NamedTuple):
@@ -145,9 +157,9 @@ class ConditionalLoss(_PopulationLoss):
     patches, so that this sum has far less noise than the score of the whole, and sees what is wrong locally.
 
     `anchor` adds the squared error of the population's mean, as diffusion models are trained: measured in the space
-    of the network's prediction, where it weighs all times alike, and taken as a mean over the d numbers of an event
-    times sqrt(d), to grow with d as the energy kernel of beta = 1 does. It is a score too, of the mean alone, so
-    that the posterior still minimises the sum; the mean is learnt faster.
+    of the network's prediction, where all times are alike, so that the weighting leaves it alone; and as a mean over
+    the d numbers of an event times sqrt(d), to grow with d as the energy kernel of beta = 1 does. It is a score too,
+    of the mean alone, so that the posterior still minimises the sum.
     """
 
     patches: tuple[int, ...] = ()
@@ -166,7 +178,7 @@ class ConditionalLoss(_PopulationLoss):
         if not self.anchor:
             return value
         unit = denoiser.unit(batch.t) if isinstance(denoiser, Denoiser) else torch.ones_like(batch.t)
-        squared = mean_error(draws, batch.x0) / unit.square()
+        squared = mean_error(draws, batch.x0) / (unit.square() * self.weighting(denoiser.schedule, batch.t))
         return value + self.anchor / batch.x0[0].numel() ** 0.5 * squared
 
 

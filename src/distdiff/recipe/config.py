@@ -232,8 +232,8 @@ class LossConfig:
     """Churn of the steps that a student of moment-matching is trained on."""
     warmup: int = 0
     """Steps at the start with a single draw and no interaction: cheap ones, that teach the network to denoise."""
-    weighting: Literal["none", "sigmoid"] = "sigmoid"
-    """Weight of each time in the loss."""
+    weighting: Literal["none", "sigmoid", "spread"] = "sigmoid"
+    """Weight of each time in the loss: the same for all, falling with the noise, or one over the posterior's spread."""
     bias: float = 0.0
     """Bias of the sigmoid weighting."""
     times: Literal["logit-normal", "uniform"] = "logit-normal"

@@ -42,7 +42,12 @@ _PAPER_GRID: dict[str, tuple[Any, ...]] = {
 }
 _PAPER_CHURNS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _SMOKE_GRID: dict[str, tuple[Any, ...]] = {"loss.lam": (0.0, 1.0), "loss.beta": (0.5, 1.0)}
-_AS_PAPER: dict[str, Any] = {"network.prediction": "x0", "network.branch_at": 0, "loss.anchor": 0.0}
+_AS_PAPER: dict[str, Any] = {
+    "network.prediction": "x0",
+    "network.branch_at": 0,
+    "loss.anchor": 0.0,
+    "loss.weighting": "none",
+}
 _SHORT: dict[str, Any] = {"tracker": "none", "preview.every": 0, "log_every": 100, "save_every": 100}
 
 HEATMAPS: dict[str, dict[str, HeatmapStudy]] = {

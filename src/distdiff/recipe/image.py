@@ -68,10 +68,13 @@ def _scales(paper: ImageRun, small: ImageRun, smoke: ImageRun) -> dict[str, Imag
 
 def _classical(config: ImageRun) -> ImageRun:
     """The classical twin: same network without noise, velocity prediction, regression; scored at 100 steps."""
+    weighting = "none" if config.loss.weighting == "spread" else config.loss.weighting  # velocities have one spread
     return replace(
         config,
         network=replace(config.network, noise=False, branch_at=0, prediction="velocity"),
-        loss=replace(config.loss, kind="regression", lam=0.0, m=1, patches=(), anchor=0.0, warmup=0),
+        loss=replace(
+            config.loss, kind="regression", lam=0.0, m=1, patches=(), anchor=0.0, warmup=0, weighting=weighting
+        ),
         evaluation=replace(config.evaluation, steps=100 if config.evaluation.steps == 10 else config.evaluation.steps),
     )
 
@@ -100,7 +103,7 @@ _digits_small = replace(
     steps=4_000,
     data=_DIGITS,
     network=replace(SMALL.network, multipliers=(1, 2), patch=1, branch_at=3, prediction="edm"),
-    loss=replace(SMALL.loss, m=4, patches=(2, 4), anchor=0.1),
+    loss=replace(SMALL.loss, m=4, patches=(2, 4), anchor=0.1, weighting="spread"),
 )
 _smoke_digits = replace(SMOKE, data=_DIGITS)
 _colour_small = replace(SMALL, data=_CIFAR, network=replace(SMALL.network, multipliers=(1, 2, 2, 2)))
@@ -253,7 +256,7 @@ _demo = replace(
     steps=500,
     tracker="none",
     network=replace(_digits_small.network, prediction="x0"),
-    loss=replace(_digits_small.loss, m=8, patches=(4,), anchor=0.0),
+    loss=replace(_digits_small.loss, m=8, patches=(4,), anchor=0.0, weighting="none"),
     preview=PreviewConfig(every=0),
     save_every=500,
 )

@@ -170,9 +170,11 @@ def work(job: Job) -> None:
     if done != job.config.steps:
         resume = done is not None and bool(folder.steps())
         parent = parent_process()
-        for progress in train(job.config, job.folder, resume=resume, overwrite=not resume):
+        steps = train(job.config, job.folder, resume=resume, overwrite=not resume)
+        for _ in steps:
             if parent is not None and not parent.is_alive():
-                progress.stop()  # a table that was killed leaves nobody behind who trains in its folder
+                steps.close()  # a table that was killed leaves nobody behind who trains in its folder or waits
+                os._exit(1)
     job.measure()
 
 

@@ -17,7 +17,17 @@ from .._check import (
 )
 from ..baseline.distill import MomentMatching
 from ..kernel import RBF, Energy, Exponential, InverseMultiquadric, Kernel, median_distance
-from ..loss import ConditionalLoss, JointLoss, Loss, MarginalLoss, NoWeighting, RegressionLoss, Sigmoid, Weighting
+from ..loss import (
+    ConditionalLoss,
+    JointLoss,
+    Loss,
+    MarginalLoss,
+    NoWeighting,
+    RegressionLoss,
+    Sigmoid,
+    Spread,
+    Weighting,
+)
 from ..peer import MeanFlowLoss, OTFlowLoss
 from ..recipe.config import ImageRun, LossConfig, OptimConfig, PointsRun, RobotRun, RunConfig, UNetConfig
 
@@ -98,7 +108,8 @@ def build_loss(config: LossConfig, data: Tensor) -> Loss | MomentMatching:
         value = getattr(config, name)
         fits = config.kind == "conditional" or not value
         require(fits, f"loss.{name}", value, "left out unless loss.kind is conditional")
-    weighting: Weighting = NoWeighting() if config.weighting == "none" else Sigmoid(config.bias)
+    weightings: dict[str, Weighting] = {"none": NoWeighting(), "sigmoid": Sigmoid(config.bias), "spread": Spread()}
+    weighting = weightings[config.weighting]
     if config.kind == "regression":
         return RegressionLoss(weighting=weighting)
     if config.kind == "ot-flow":
