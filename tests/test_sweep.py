@@ -166,11 +166,18 @@ def test_every_study_is_a_sweep_that_passes_the_checks():
     for scales in HEATMAPS.values():
         assert set(scales) == set(SCALES)
         for scale, s in scales.items():
-            grids = (s.grid | {"seed": s.seeds}, classical_grid(s.recipe, scale) | {"seed": s.seeds})
+            grids = (s.grid | {"seed": s.seeds}, classical_grid(s.recipe, scale, s.settings) | {"seed": s.seeds})
             sweep = Sweep(s.recipe, scale, s.settings, s.metric, s.n, s.churns, s.steps, grids)
             check_sweep(sweep)
             twin = RECIPES[f"{s.recipe}-diffusion"][scale]
             assert any(config.loss == twin.loss and config.network == twin.network for config in sweep.runs().values())
+
+
+def test_a_changed_setting_of_the_draws_leaves_the_classical_twin_alone():
+    settings = ["loss.warmup=2", "loss.anchor=0.3", "network.branch_at=1", "network.width=16"]
+    *_, twin = plan("digits", "smoke", settings=settings, classical=True).runs().values()
+    assert twin.loss.kind == "regression"
+    assert (twin.loss.warmup, twin.loss.anchor, twin.network.branch_at, twin.network.width) == (0, 0.0, 0, 16)
 
 
 def workers_of(out: Path) -> list[int]:

@@ -33,7 +33,7 @@ def run(name: str, scale: str, out: Path) -> None:
         study.n,
         study.churns,
         study.steps,
-        (study.grid | seeds, classical_grid(study.recipe, scale) | seeds),
+        (study.grid | seeds, classical_grid(study.recipe, scale, study.settings) | seeds),
     )
     check_sweep(sweep)
     record = Record(f"heatmap-{name}", scale, study, out)

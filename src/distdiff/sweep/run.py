@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,10 @@ from .local import run_local
 __all__ = ["ENGINES", "check_sweep", "classical_grid", "plan", "run_sweep"]
 
 ENGINES = ("local", "ray")
+DRAWS = frozenset(
+    ["loss.lam", "loss.m", "loss.patches", "loss.anchor", "loss.warmup", "network.branch_at", "network.prediction"]
+)
+"""Settings that mean nothing, or something else, to a model that does not draw."""
 
 
 def plan(
@@ -49,12 +53,13 @@ def plan(
         n = (256 if points else 64) if scale == "smoke" else (16384 if points else 2048)
     seed = {"seed": tuple(dict.fromkeys(seeds)) if seeds else (base.seed,)}
     grids = [parse_grid(type(base), grid) | seed]
+    changed = parse_settings(type(base), settings)
     if classical:
-        grids.append(classical_grid(recipe, scale) | seed)
+        grids.append(classical_grid(recipe, scale, changed) | seed)
     sweep = Sweep(
         recipe,
         scale,
-        parse_settings(type(base), settings),
+        changed,
         metric,
         n,
         tuple(sorted(map(float, set(churns)))),
@@ -65,12 +70,18 @@ def plan(
     return sweep
 
 
-def classical_grid(recipe: str, scale: str) -> dict[str, tuple[Any, ...]]:
-    """The settings by which a recipe's classical twin differs from it, as a grid of one run."""
+def classical_grid(recipe: str, scale: str, changed: Collection[str] = ()) -> dict[str, tuple[Any, ...]]:
+    """The settings by which a recipe's classical twin differs from it, as a grid of one run.
+
+    Of the settings that a sweep has `changed`, those of the draws are the twin's own, too.
+    """
     require_choice("recipe", recipe, [name for name in RECIPES if f"{name}-diffusion" in RECIPES])
     own, twin = RECIPES[recipe][scale], RECIPES[f"{recipe}-diffusion"][scale]
     names = [name for name in known_settings(type(own)) if not name.startswith("evaluation.")]
-    return {name: (value_of(twin, name),) for name in names if value_of(twin, name) != value_of(own, name)}
+    mine = DRAWS.intersection(changed)
+    return {
+        name: (value_of(twin, name),) for name in names if name in mine or value_of(twin, name) != value_of(own, name)
+    }
 
 
 def check_sweep(sweep: Sweep) -> None:
