@@ -158,11 +158,8 @@ class Denoiser(nn.Module):
 
     def unit(self, t: Tensor) -> Tensor:
         """How far x_0 moves when the network's prediction moves by one, at times t (n,)."""
-        alpha, sigma = self.schedule(t.clamp_max(1 - self.safety))
-        if self.prediction == "edm":
-            return _precondition(alpha, sigma)[1]
-        units = {"x0": torch.ones_like(sigma), "velocity": sigma / (alpha + sigma), "noise": sigma / alpha}
-        return units[self.prediction] if self.prediction in units else sigma / (alpha**2 + sigma**2)
+        t = t.clamp_max(1 - self.safety)
+        return to_x0(self.prediction, self.schedule, torch.ones_like(t), torch.zeros_like(t), t).abs()
 
     def target(self, x0: Tensor, z: Tensor, t: Tensor) -> Tensor:
         """What the network should have predicted for x_t = alpha_t x0 + sigma_t z."""
