@@ -5,17 +5,25 @@ import torch
 from scipy import stats
 
 from distdiff import SampleGenerator, rand, randn
-from distdiff.random import splitmix, stream
+from distdiff.random import _splitmix_numpy, _splitmix_torch, stream
 from distdiff.row_wise import RowWise
 
 LIKE = torch.empty(0, dtype=torch.float64)
 
 
-def test_splitmix_gives_the_published_known_answers():
+@pytest.mark.parametrize("splitmix", [_splitmix_numpy, _splitmix_torch])
+def test_splitmix_gives_the_published_known_answers(splitmix):
     golden = 0x9E3779B97F4A7C15
     states = torch.tensor([k * golden % 2**64 - 2**64 * (k * golden % 2**64 >= 2**63) for k in range(1, 5)])
     expected = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F, 0xF88BB8A8724C81EC]
     assert [int(word) % 2**64 for word in splitmix(states)] == expected
+
+
+def test_numpy_and_torch_hash_alike_and_leave_the_state_alone():
+    states = torch.randint(-(2**63), 2**63 - 1, (3, 5, 7))
+    before = states.clone()
+    assert torch.equal(_splitmix_numpy(states), _splitmix_torch(states))
+    assert torch.equal(states, before)
 
 
 def test_rows_do_not_depend_on_their_batch():

@@ -25,8 +25,8 @@ from ._check import require, require_seed
 
 __all__ = ["BlockGenerator", "SampleGenerator", "rand", "randn", "stream"]
 
-_GOLDEN, _FIRST, _SECOND = (k - 2**64 for k in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
-"""SplitMix64's constants, as the signed numbers that int64 holds; products wrap modulo 2**64."""
+_GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+"""SplitMix64's constants. Products wrap modulo 2**64; int64, which is all that torch has, holds them less 2**64."""
 
 
 def stream(seed: int, purpose: str) -> int:
@@ -61,7 +61,7 @@ class SampleGenerator(torch.Generator):
         """The words of some calls, (calls, rows, count)."""
         device = self.seeds.device
         start = splitmix(splitmix(self.seeds) + torch.arange(first, first + calls, device=device)[:, None])
-        return splitmix(start[..., None] + torch.arange(1, count + 1, device=device).mul_(_GOLDEN))
+        return splitmix(start[..., None] + torch.arange(1, count + 1, device=device).mul_(_GOLDEN - 2**64))
 
     def normals(self, count: int, dtype: torch.dtype) -> Tensor:
         """`count` fresh normal numbers a row, (rows, count); float32 or float64."""
@@ -126,9 +126,26 @@ def _extremes(seeds: Sequence[int] | Tensor) -> Sequence[int]:
 
 
 def splitmix(state: Tensor) -> Tensor:
-    """SplitMix64's output for a state of 64 bits, both as int64."""
-    z = _fold(state.clone(), 30).mul_(_FIRST)
-    return _fold(_fold(z, 27).mul_(_SECOND), 31)
+    """SplitMix64's output for a state of 64 bits, both as int64.
+
+    On a CPU by numpy, which has unsigned numbers and takes a fraction of torch's time.
+    """
+    return _splitmix_numpy(state) if state.device.type == "cpu" else _splitmix_torch(state)
+
+
+def _splitmix_numpy(state: Tensor) -> Tensor:
+    z = state.numpy().astype(np.uint64)
+    shifted = np.empty_like(z)
+    for bits, factor in ((30, _FIRST), (27, _SECOND), (31, 1)):
+        z ^= np.right_shift(z, np.uint64(bits), out=shifted)
+        if factor > 1:
+            z *= np.uint64(factor)
+    return torch.from_numpy(z.view(np.int64))
+
+
+def _splitmix_torch(state: Tensor) -> Tensor:
+    z = _fold(state.clone(), 30).mul_(_FIRST - 2**64)
+    return _fold(_fold(z, 27).mul_(_SECOND - 2**64), 31)
 
 
 def _fold(z: Tensor, bits: int) -> Tensor:
