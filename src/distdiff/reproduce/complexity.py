@@ -78,8 +78,10 @@ def _wait(x: Tensor) -> None:
         torch.cuda.synchronize()
 
 
-def in_turns(runs: dict[str, Callable[[], None]], rounds: int, advance: Callable[..., None]) -> dict[str, float]:
-    """Median seconds of each, after one round to warm up."""
+def in_turns(
+    runs: dict[str, Callable[[], None]], rounds: int, advance: Callable[..., None] = lambda: None
+) -> dict[str, list[float]]:
+    """Seconds of each in each round, after one round to warm up."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for index in range(rounds + 1):
         for name, run in runs.items():
@@ -88,7 +90,7 @@ def in_turns(runs: dict[str, Callable[[], None]], rounds: int, advance: Callable
             if index:
                 times[name].append(time.perf_counter() - start)
             advance()
-    return {name: statistics.median(values) for name, values in times.items()}
+    return times
 
 
 def peak_memory(scale: str, m: int, branch_at: int) -> float:
@@ -139,11 +141,14 @@ def loss_share(config: ImageRun, m: int, step_seconds: float, rounds: int) -> fl
         score_loss(loss.kernel, draws, x, loss.lam).mean().backward()
         _wait(x)
 
-    return in_turns({"loss": score}, max(rounds, 5), lambda: None)["loss"] / step_seconds
+    return statistics.median(in_turns({"loss": score}, max(rounds, 5))["loss"]) / step_seconds
 
 
 def sampler_overhead(config: ImageRun, branch_at: int, rounds: int, steps: int = 4) -> float:
-    """What the sampler takes beyond its bare forward passes, as a fraction of them."""
+    """What the sampler takes beyond its bare forward passes, as a fraction of them: the median over many rounds.
+
+    Each round compares neighbours in time, for the speed of a machine drifts by more than what is to be seen.
+    """
     denoiser, _, x, label = case(config, 2, branch_at)
     denoiser.eval()
     xi = torch.randn(len(x), 1, *x.shape[1:], device=x.device)
@@ -159,8 +164,8 @@ def sampler_overhead(config: ImageRun, branch_at: int, rounds: int, steps: int =
         sample(denoiser, x.shape, steps, cond=label)
         _wait(x)
 
-    times = in_turns({"bare": bare, "whole": whole}, 2 * rounds, lambda: None)
-    return times["whole"] / times["bare"] - 1
+    times = in_turns({"bare": bare, "whole": whole}, 6 * rounds)
+    return statistics.median(a / b for a, b in zip(times["whole"], times["bare"], strict=True)) - 1
 
 
 def _papers(hardware: str, m: int, branch_at: int) -> str:
@@ -177,7 +182,8 @@ def run(scale: str, out: Path) -> None:
         f"m = {m}, branch_at = {branch}": (m, branch) for branch in study.branches for m in study.populations
     }
     with bar("timing", len(cases) * (study.rounds + 1)) as advance:
-        seconds = in_turns({name: stepper(config, *what) for name, what in cases.items()}, study.rounds, advance)
+        times = in_turns({name: stepper(config, *what) for name, what in cases.items()}, study.rounds, advance)
+    seconds = {name: statistics.median(values) for name, values in times.items()}
     with bar("memory", len(cases)) as advance:
         memory = {}
         for name, what in cases.items():
