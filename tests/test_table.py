@@ -19,6 +19,7 @@ from distdiff.reproduce import table
 from distdiff.reproduce.job import ImageScorer, Job, Pair, Setting, run_jobs
 from distdiff.reproduce.page import page
 from distdiff.train import RunFolder
+from distdiff.train.folder import alone
 
 SMOKE = TABLES["checkerboard"]["smoke"]
 
@@ -113,6 +114,12 @@ def smoke(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("tables") / "board"
     main(["reproduce", "table", "checkerboard", "--scale", "smoke", "--out", str(out)])
     return out
+
+
+def test_two_tables_do_not_share_a_folder(tmp_path):
+    with alone(tmp_path, "table", "runs"), pytest.raises(ValueError, match="no other table is using"):
+        table.run("checkerboard", "smoke", tmp_path)
+    assert not any((tmp_path / "runs").glob("*-0"))
 
 
 FILES = ("table.md", "table.tex", "table.json")

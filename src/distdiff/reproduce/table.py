@@ -22,6 +22,7 @@ from ..figure import canvas, plain_ticks
 from ..recipe.config import RunConfig
 from ..recipe.table import SHORT, TABLES, Column, TableStudy
 from ..train import RunFolder
+from ..train.folder import alone
 from .job import Job, Pair, Setting, run_jobs
 from .record import Record, scientific, table
 
@@ -228,7 +229,12 @@ def run(name: str, scale: str, out: Path, *, seeds: Sequence[int] | None = None,
     if study.matched and not same_time:
         study = replace(study, matched=())
         options += " --no-same-time"
-    record = Record(f"table {name}", scale, study, out, options)
+    with alone(out, "table", "runs"):
+        make(name, study, Record(f"table {name}", scale, study, out, options))
+
+
+def make(name: str, study: TableStudy, record: Record) -> None:
+    """Train and score what is left, and write the table."""
     runs = {model: entry.run for model, entry in study.models.items()}
     jobs = jobs_of(study, record.folder, study.seeds, runs)
     record.earlier = sum(RunFolder(job.folder).seconds() for job in jobs) / study.workers

@@ -17,18 +17,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from .._check import BadArgument, require
 from ..recipe import RECIPES
 from ..recipe.config import RunConfig
-from ..train.folder import RunFolder, make_folder
+from ..train.folder import RunFolder, alone, make_folder
 from .grid import Settings, apply, combinations, run_name
 
 __all__ = ["METRICS", "Status", "Sweep", "SweepFolder", "write_json"]
@@ -159,19 +158,9 @@ class SweepFolder:
             return "finished"
         return "left" if self.error(name) is None else "failed"
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """Work on this sweep, alone."""
-        make_folder(self.path)
-        lock = FileLock(self.path / ".lock")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            raise BadArgument(f"out must be a folder that no other sweep is using, got {str(self.path)!r}") from None
-        try:
-            yield
-        finally:
-            lock.release()
+        return alone(self.path, "sweep")
 
     def run_lock(self, name: str) -> FileLock:
         """Work on a run, alone; a worker whose parent was killed may still be saving it."""

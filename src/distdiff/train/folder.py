@@ -23,10 +23,12 @@ import re
 import shutil
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -34,7 +36,7 @@ from torch import Tensor, nn
 from .._check import BadArgument, require
 from ..recipe.config import KINDS, RunConfig
 
-__all__ = ["RunFolder", "flatten", "from_dict", "load_weights", "make_folder"]
+__all__ = ["RunFolder", "alone", "flatten", "from_dict", "load_weights", "make_folder"]
 
 
 def make_folder(path: Path) -> Path:
@@ -49,6 +51,20 @@ def make_folder(path: Path) -> Path:
             f"out must be a folder that can be written to, got {str(path)!r} ({error.strerror})"
         ) from None
     return path
+
+
+@contextmanager
+def alone(path: Path, what: str, inside: str = ".") -> Iterator[None]:
+    """Work in a folder where no other process does the same; the lock lies `inside` it."""
+    lock = FileLock(make_folder(path / inside) / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise BadArgument(f"out must be a folder that no other {what} is using, got {str(path)!r}") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 class RunFolder:
