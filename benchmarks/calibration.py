@@ -27,9 +27,10 @@ def main() -> None:
     args = parser.parse_args()
     pipe, images = load_pipeline(args.run), read_images(image_config(args.run).data)
     pixels, cond = images.batch(torch.arange(min(args.pictures, len(images))))
+    x0, cond = to_float(pixels).to(pipe.device), None if cond is None else cond.to(pipe.device)
     for t in args.times:
         generator = torch.Generator().manual_seed(0)
-        found = calibration(pipe.denoiser, to_float(pixels), t, cond, generator=generator)
+        found = calibration(pipe.denoiser, x0, t, cond, generator=generator)
         print(f"t = {t:5.3f}:", " ".join(f"{float(ratio):5.2f}" for ratio in found.ratio), flush=True)
 
 

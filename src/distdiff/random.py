@@ -128,7 +128,7 @@ def _extremes(seeds: Sequence[int] | Tensor) -> Sequence[int]:
 def splitmix(state: Tensor) -> Tensor:
     """SplitMix64's output for a state of 64 bits, both as int64.
 
-    On a CPU with few threads by numpy, which has unsigned numbers and needs less than half of the time on one thread.
+    On a CPU with few threads by numpy, which has unsigned numbers and is faster there.
     """
     few = state.device.type == "cpu" and torch.get_num_threads() < 4
     return _splitmix_numpy(state) if few else _splitmix_torch(state)

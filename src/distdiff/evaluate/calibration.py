@@ -55,9 +55,9 @@ def calibration(
     require(len(x0) > 2 * dimensions, "x0", tuple(x0.shape), "more than two data points for each of their numbers")
     times = torch.full((len(x0),), t, device=x0.device)
     xt = add_noise(denoiser.schedule, x0, times, randn(x0.shape, generator=generator, like=x0))
-    made = denoiser.draw(xt, times, draws, cond, generator).flatten(2).double()
+    made = denoiser.draw(xt, times, draws, cond, generator).flatten(2).cpu().double()  # not every device has doubles
     mean = made.mean(1)
-    error, spread = x0.flatten(1).double() - mean, made - mean[:, None]
+    error, spread = x0.flatten(1).cpu().double() - mean, made - mean[:, None]
     directions = torch.linalg.eigh(error[::2].T @ error[::2]).eigenvectors.flip(1)
     real = (error[1::2] @ directions).square().mean(0) * (draws / (draws + 1))
     model = (spread[1::2] @ directions).square().mean((0, 1)) * (draws / (draws - 1))
