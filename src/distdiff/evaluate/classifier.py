@@ -164,7 +164,8 @@ def load_classifier(
     network.to(place).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def train() -> dict[str, Tensor]:
-        _train(network, images, task, seed, steps, callback)
+        with torch.enable_grad():  # whoever scores may have switched gradients off
+            _train(network, images, task, seed, steps, callback)
         _normalise(network, images, seed)
         return network.state_dict()
 
