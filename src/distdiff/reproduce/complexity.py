@@ -147,7 +147,7 @@ def loss_share(config: ImageRun, m: int, step_seconds: float, rounds: int) -> fl
 def sampler_overhead(config: ImageRun, branch_at: int, rounds: int, steps: int = 4) -> float:
     """What the sampler takes beyond its bare forward passes, as a fraction of them: the median over many rounds.
 
-    Each round compares neighbours in time, for the speed of a machine drifts by more than what is to be seen.
+    A round takes bare passes before and after, for the speed of a machine drifts by more than what is to be seen.
     """
     denoiser, _, x, label = case(config, 2, branch_at)
     denoiser.eval()
@@ -164,8 +164,8 @@ def sampler_overhead(config: ImageRun, branch_at: int, rounds: int, steps: int =
         sample(denoiser, x.shape, steps, cond=label)
         _wait(x)
 
-    times = in_turns({"bare": bare, "whole": whole}, 6 * rounds)
-    return statistics.median(a / b for a, b in zip(times["whole"], times["bare"], strict=True)) - 1
+    times = in_turns({"before": bare, "whole": whole, "after": bare}, 12 * rounds)
+    return statistics.median(2 * b / (a + c) for a, b, c in zip(*times.values(), strict=True)) - 1
 
 
 def _papers(hardware: str, m: int, branch_at: int) -> str:
