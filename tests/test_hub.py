@@ -291,9 +291,9 @@ def test_training_starts_from_a_diffusers_checkpoint_and_ends_in_a_pipeline(tmp_
     assert pipe(2, num_inference_steps=2, output_type="np").images.shape == (2, 8, 8, 1)
 
 
-@pytest.mark.parametrize("branch_at", [0, 2])
+@pytest.mark.parametrize(("branch_at", "noise_levels"), [(0, 0), (2, 0), (2, 1)])
 @pytest.mark.slow
-def test_training_starts_from_a_classical_run_of_our_own(tmp_path, branch_at):
+def test_training_starts_from_a_classical_run_of_our_own(tmp_path, branch_at, noise_levels):
     from distdiff.train import build_task
 
     classical = replace(RECIPES["digits-diffusion"]["smoke"], steps=2)
@@ -301,7 +301,8 @@ def test_training_starts_from_a_classical_run_of_our_own(tmp_path, branch_at):
         pass
     teacher = load_pipeline(tmp_path / "teacher", "cpu").denoiser
     smoke = RECIPES["digits"]["smoke"]
-    config = replace(smoke, init=str(tmp_path / "teacher"), network=replace(smoke.network, branch_at=branch_at))
+    network = replace(smoke.network, branch_at=branch_at, noise_levels=noise_levels)
+    config = replace(smoke, init=str(tmp_path / "teacher"), network=network)
     student = build_task(config).model.eval()
     x, t, label = torch.randn(3, 1, 8, 8), torch.tensor([0.2, 0.5, 0.9]), torch.tensor([1, 2, 3])
     expected = teacher.draw(x, t, 2, label)

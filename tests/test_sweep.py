@@ -174,10 +174,11 @@ def test_every_study_is_a_sweep_that_passes_the_checks():
 
 
 def test_a_changed_setting_of_the_draws_leaves_the_classical_twin_alone():
-    settings = ["loss.warmup=2", "loss.anchor=0.3", "network.branch_at=1", "network.width=16"]
+    settings = ["loss.warmup=2", "loss.anchor=0.3", "network.branch_at=1", "network.noise_levels=1", "network.width=16"]
     *_, twin = plan("digits", "smoke", settings=settings, classical=True).runs().values()
     assert twin.loss.kind == "regression"
-    assert (twin.loss.warmup, twin.loss.anchor, twin.network.branch_at, twin.network.width) == (0, 0.0, 0, 16)
+    assert (twin.loss.warmup, twin.loss.anchor) == (0, 0.0)
+    assert (twin.network.branch_at, twin.network.noise_levels, twin.network.width) == (0, 0, 16)
 
 
 def workers_of(out: Path) -> list[int]:

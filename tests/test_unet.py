@@ -26,19 +26,19 @@ def inputs(n=3, m=4, channels=2, size=8):
     return xt, torch.rand(n, generator=generator), xi
 
 
-@pytest.mark.parametrize("branch_at", range(5))
+@pytest.mark.parametrize(("branch_at", "noise_levels"), [*((k, 0) for k in range(5)), (1, 2), (3, 3)])
 @pytest.mark.parametrize(("size", "patch"), [(8, 1), (7, 1), (12, 2)])
-def test_draws_have_the_shape_of_the_images_and_differ(branch_at, size, patch):
-    network = awake(UNet(2, noise_channels=2, branch_at=branch_at, patch=patch, **TINY))
+def test_draws_have_the_shape_of_the_images_and_differ(branch_at, noise_levels, size, patch):
+    network = awake(UNet(2, noise_channels=2, branch_at=branch_at, noise_levels=noise_levels, patch=patch, **TINY))
     xt, t, xi = inputs(size=size)
     draws = network(xt, t, xi)
     assert draws.shape == (3, 4, 2, size, size)
     assert (draws[:, 0] - draws[:, 1]).abs().mean() > 1e-3
 
 
-@pytest.mark.parametrize("branch_at", range(5))
-def test_a_population_is_its_draws_one_by_one(branch_at):
-    network = awake(UNet(2, noise_channels=2, branch_at=branch_at, classes=3, **TINY))
+@pytest.mark.parametrize(("branch_at", "noise_levels"), [*((k, 0) for k in range(5)), (3, 2)])
+def test_a_population_is_its_draws_one_by_one(branch_at, noise_levels):
+    network = awake(UNet(2, noise_channels=2, branch_at=branch_at, noise_levels=noise_levels, classes=3, **TINY))
     xt, t, xi = inputs()
     label = torch.tensor([0, 2, 1])
     together = network(xt, t, xi, label)
@@ -80,6 +80,33 @@ def test_the_split_input_is_a_convolution_of_the_concatenation():
     whole = nn.functional.conv2d(torch.cat([xt, xi[:, 0]], dim=1), weight, network.input.bias, padding=1)
     noise, _ = network._noise(xi, Population(torch.zeros(1, 32)), xt.shape[-2:])
     torch.testing.assert_close(fork(network.input(xt), noise), whole, atol=1e-5, rtol=1e-5)
+
+
+def test_a_fork_sees_means_of_the_noise_over_blocks_at_unit_variance():
+    network = awake(UNet(2, noise_channels=2, branch_at=3, noise_levels=2, **TINY))
+    seen = []
+    network.noise.register_forward_hook(lambda _, args, __: seen.append(args[0]))
+    xt, t, xi = inputs(n=400, m=1)
+    network(xt, t, torch.ones_like(xi))
+    network(xt, t, xi)
+    flat, noise = seen
+    for channel, value in enumerate([1, 1, 2, 2, 4, 4]):  # a mean over k x k ones, in units of its deviation 1 / k
+        torch.testing.assert_close(flat[:, channel], torch.full_like(flat[:, channel], value))
+    torch.testing.assert_close(noise[:, :2], xi[:, 0])
+    corner = 2 * xi[:, 0, :, :2, :2].mean((-2, -1))  # drawn large bilinearly, the corner is its block's alone
+    torch.testing.assert_close(noise[:, 2:4, 0, 0], corner)
+    assert abs(float(noise[:, 4:, 0, 0].var()) - 1) < 0.15
+
+
+def test_the_gain_multiplies_what_the_noise_adds():
+    network = awake(UNet(2, noise_channels=2, branch_at=3, noise_levels=1, **TINY))
+    xi = inputs()[2]
+    nn.init.zeros_(network.noise_gain.weight)
+    added = {}
+    for gain in (0.0, 2.0):
+        nn.init.constant_(network.noise_gain.bias, gain)
+        added[gain], _ = network._noise(xi, Population(torch.zeros(3, 32)), (8, 8))
+    torch.testing.assert_close(added[2.0], 3 * added[0.0])
 
 
 def test_every_condition_has_an_effect():
@@ -143,6 +170,7 @@ def test_it_learns_two_pictures_apart():
         ({"attention": (2,)}, "attention must be levels of the network"),
         ({"branch_at": 1}, "branch_at must be 0 for a network without noise"),
         ({"branch_at": 5, "noise_channels": 1}, "branch_at must be 0, or a block of the decoder, 1 to 4, got 5"),
+        ({"noise_levels": 1, "noise_channels": 1}, "noise_levels must be 0 unless branch_at is positive"),
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\)"),
         ({"classes": 2, "attributes": 2}, "one or the other"),
         ({"multipliers": ()}, "multipliers must be counts"),

@@ -35,6 +35,7 @@ class DistributionalUNet(ModelMixin, ConfigMixin):
         attributes: int = 0,
         noise_channels: int = 0,
         branch_at: int = 0,
+        noise_levels: int = 0,
         patch: int = 1,
         spans: bool = False,
     ) -> None:
@@ -51,6 +52,7 @@ class DistributionalUNet(ModelMixin, ConfigMixin):
             attributes=attributes,
             noise_channels=noise_channels,
             branch_at=branch_at,
+            noise_levels=noise_levels,
             patch=patch,
             spans=spans,
         )
@@ -84,8 +86,8 @@ class DistributionalUNet(ModelMixin, ConfigMixin):
 
 def settings_of(config: Any, *, size: int, channels: int, classes: int, attributes: int) -> dict[str, Any]:
     """The arguments of a `DistributionalUNet` for the network section of a run's configuration."""
-    shared = ("width", "multipliers", "blocks", "attention", "heads", "dropout", "branch_at", "patch", "spans")
-    return {name: getattr(config, name) for name in shared} | {
+    shared = ("width", "multipliers", "blocks", "attention", "heads", "dropout", "patch", "spans")
+    return {name: getattr(config, name) for name in (*shared, "branch_at", "noise_levels")} | {
         "sample_size": size,
         "channels": channels,
         "classes": classes,

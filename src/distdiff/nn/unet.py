@@ -13,7 +13,10 @@ each of the m draws. With `branch_at` k > 0 it is concatenated with what the fir
 residual block sees (counted from 1, deepest first): everything before runs once an image. As
 :math:`W [h, \xi] = W_h h + W_\xi \xi`, that convolution is a sum whose first term is shared as well. What follows a
 late fork sees only a neighbourhood of each pixel, so that means of :math:`\xi` over a coarse grid also join the
-conditioning vector of the remaining norms, which makes global choices possible.
+conditioning vector of the remaining norms, which makes global choices possible. `noise_levels` k > 0 makes them
+easier: the convolution of the noise also sees it averaged over blocks of 2, 4, ... 2**k pixels of the fork's
+resolution, each scaled to unit variance and drawn large again, and what it adds is multiplied by a gain that depends on
+the conditioning, for a posterior is wide where there is much noise and narrow where there is little.
 
 `patch` p > 1 works on p x p blocks of pixels as channels, at a p-th of the resolution: cheap, for small computers.
 Pictures of any size pass; odd sizes are met on the way up.
@@ -46,6 +49,7 @@ class UNet(nn.Module):
         classes, attributes: number of classes (cond is int64 (n,)) or size of the attribute vector (cond is (n, k)).
         noise_channels: channels of xi; 0 for a classical model.
         branch_at: 0, or the residual block of the decoder in which the population forks.
+        noise_levels: coarser resolutions at which a late fork sees the noise as well.
         patch: side of the pixel blocks taken as channels.
         spans: whether the network takes a span of time.
     """
@@ -64,6 +68,7 @@ class UNet(nn.Module):
         attributes: int = 0,
         noise_channels: int = 0,
         branch_at: int = 0,
+        noise_levels: int = 0,
         patch: int = 1,
         spans: bool = False,
     ) -> None:
@@ -80,12 +85,15 @@ class UNet(nn.Module):
             require_count(name, value, least=0)
         require(0 <= branch_at <= last, "branch_at", branch_at, f"0, or a block of the decoder, 1 to {last}")
         require(not branch_at or noise_channels > 0, "branch_at", branch_at, "0 for a network without noise")
+        require_count("noise_levels", noise_levels, least=0)
+        require(not noise_levels or branch_at > 0, "noise_levels", noise_levels, "0 unless branch_at is positive")
         widths = [width * k for k in multipliers]
         wrong = [widths[k] for k in (*attention, -1) if widths[k] % heads]
         require(not wrong, "heads", heads, f"a divisor of the widths with attention, {wrong}")
 
         self.channels, self.noise_channels, self.branch_at, self.patch = channels, noise_channels, branch_at, patch
         self.dropout, self.classes, self.attributes, self.spans = dropout, classes, attributes, spans
+        self.noise_levels = noise_levels
         inner = channels * patch**2
         cond = 4 * width
         self.time = _embedding(width, cond)
@@ -111,14 +119,14 @@ class UNet(nn.Module):
         self.norm = AdaptiveRMSNorm(size, cond)
         self.halved = bool(noise_channels) and not branch_at
         self.output = nn.Conv2d(size, inner * (2 if self.halved else 1), 3, padding=1)
-        self.noise = (
-            nn.Conv2d(noise_channels * patch**2, fork_width, 3, padding=1, bias=False) if noise_channels else None
-        )
+        seen = noise_channels * (patch**2 + noise_levels)
+        self.noise = nn.Conv2d(seen, fork_width, 3, padding=1, bias=False) if noise_channels else None
         self.noise_embed = (
             nn.Sequential(nn.Linear(noise_channels * NOISE_GRID**2, cond), nn.GELU(), nn.Linear(cond, cond))
             if branch_at
             else None
         )
+        self.noise_gain = _zero_linear(cond, fork_width) if noise_levels else None
         self.span = _embedding(width, cond) if spans else None
 
     def forward(
@@ -188,16 +196,30 @@ class UNet(nn.Module):
         assert self.noise is not None
         n, m = xi.shape[:2]
         flat = xi.flatten(0, 1)
-        noise = self.noise(flat if flat.shape[-2:] == size else _pool(flat, size))
+        pixels = functional.pixel_shuffle(flat, self.patch) if self.patch > 1 and self.branch_at else flat
+        seen = [flat if flat.shape[-2:] == size else _pool(flat, size)]
+        for level in range(1, self.noise_levels + 1):
+            coarse = _pool(pixels, [-(-side // 2**level) for side in size])
+            seen.append(functional.interpolate(coarse, size=size, mode="bilinear", align_corners=False))
+        noise = self.noise(torch.cat(seen, dim=1) if len(seen) > 1 else seen[0])
+        if self.noise_gain is not None:
+            noise = noise * repeat(1 + self.noise_gain(state.active), len(noise))[:, :, None, None]
         if self.noise_embed is None:
             return noise, state
-        pixels = functional.pixel_shuffle(flat, self.patch) if self.patch > 1 else flat
         vector = self.noise_embed(_pool(pixels, (NOISE_GRID, NOISE_GRID)).flatten(1))
         return noise, Population(state.cond.expand(n, -1).repeat_interleave(m, 0) + vector)
 
 
 def _embedding(width: int, cond: int) -> nn.Sequential:
     return nn.Sequential(Sinusoidal(width), nn.Linear(width, cond), nn.GELU(), nn.Linear(cond, cond))
+
+
+def _zero_linear(inputs: int, outputs: int) -> nn.Linear:
+    """A linear map that is zero at first."""
+    linear = nn.Linear(inputs, outputs)
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return linear
 
 
 def fork(h: Tensor, noise: Tensor) -> Tensor:
@@ -231,9 +253,7 @@ class AdaptiveRMSNorm(nn.Module):
 
     def __init__(self, channels: int, cond: int) -> None:
         super().__init__()
-        self.modulation = nn.Linear(cond, 2 * channels)
-        nn.init.zeros_(self.modulation.weight)
-        nn.init.zeros_(self.modulation.bias)
+        self.modulation = _zero_linear(cond, 2 * channels)
 
     def forward(self, x: Tensor, state: Population) -> Tensor:
         scale, bias = repeat(self.modulation(state.active), len(x))[:, :, None, None].chunk(2, dim=1)

@@ -117,6 +117,8 @@ class UNetConfig:
     """Whether the network takes noise xi; a classical model does not."""
     branch_at: int = 0
     """0: a forward pass a draw, as in the paper. k: the draws share all that comes before the decoder's k-th block."""
+    noise_levels: int = 0
+    """Coarser resolutions at which a late fork sees the noise as well."""
     prediction: Prediction = "x0"
     """What the network predicts."""
     schedule: ScheduleName = "flow"

@@ -19,7 +19,8 @@ __all__ = ["ENGINES", "check_sweep", "classical_grid", "plan", "run_sweep"]
 
 ENGINES = ("local", "ray")
 DRAWS = frozenset(
-    ["loss.lam", "loss.m", "loss.patches", "loss.anchor", "loss.warmup", "network.branch_at", "network.prediction"]
+    [f"loss.{name}" for name in ("lam", "m", "patches", "anchor", "warmup")]
+    + [f"network.{name}" for name in ("branch_at", "noise_levels", "prediction")]
 )
 """Settings that mean nothing, or something else, to a model that does not draw."""
 

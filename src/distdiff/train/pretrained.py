@@ -102,25 +102,26 @@ def _pretrained(config: ImageRun, shape: Sequence[int], images: ImageSet) -> tup
     if attributes:
         found = len(images.attributes or ())
         require(found == attributes, "attributes of the data", found, f"{attributes}, as the pretrained network has")
-    unet = _with_noise(unet, config.network.branch_at) if config.network.noise else unet
+    unet = _with_noise(unet, config.network.branch_at, config.network.noise_levels) if config.network.noise else unet
     unet.register_to_config(sample_size=shape[-1])
     return unet, scheduler
 
 
-def _with_noise(unet: Any, branch_at: int) -> Any:
+def _with_noise(unet: Any, branch_at: int, noise_levels: int) -> Any:
     """The same function with an input for xi that has no effect yet."""
+    wanted = {"branch_at": branch_at, "noise_levels": noise_levels}
     if not isinstance(unet, DistributionalUNet):
-        require(branch_at == 0, "network.branch_at", branch_at, "0 for a diffusers UNet2DModel")
+        for name, value in wanted.items():
+            require(value == 0, f"network.{name}", value, "0 for a diffusers UNet2DModel")
         return (
             unet if unet.config.in_channels == 2 * unet.config.out_channels else widen(unet, unet.config.out_channels)
         )
     if unet.network.noise_channels:
-        same = unet.network.branch_at == branch_at
-        require(same, "network.branch_at", branch_at, f"{unet.network.branch_at}, as the pretrained network has")
+        for name, value in wanted.items():
+            has = getattr(unet.network, name)
+            require(has == value, f"network.{name}", value, f"{has}, as the pretrained network has")
         return unet
-    noisy: Any = DistributionalUNet.from_config(
-        dict(unet.config) | {"noise_channels": unet.network.channels, "branch_at": branch_at}
-    )
+    noisy: Any = DistributionalUNet.from_config(dict(unet.config) | {"noise_channels": unet.network.channels} | wanted)
     _copy_into(noisy.network, unet.network)
     return noisy
 
