@@ -71,7 +71,7 @@ def _classical(config: ImageRun) -> ImageRun:
     weighting = "none" if config.loss.weighting == "spread" else config.loss.weighting  # velocities have one spread
     return replace(
         config,
-        network=replace(config.network, noise=False, branch_at=0, prediction="velocity"),
+        network=replace(config.network, noise=False, branch_at=0, noise_levels=0, prediction="velocity"),
         loss=replace(
             config.loss, kind="regression", lam=0.0, m=1, patches=(), anchor=0.0, warmup=0, weighting=weighting
         ),
@@ -139,9 +139,11 @@ _DISTRIBUTIONAL: dict[str, dict[str, ImageRun]] = {
         replace(PAPER, data=_FASHION, network=replace(PAPER.network, multipliers=(1, 2, 2))),
         replace(
             SMALL,
-            steps=3_000,
+            steps=8_000,
+            channels_last=True,
             data=_FASHION,
-            loss=replace(SMALL.loss, m=3, patches=(4, 7, 14), warmup=1_500),
+            network=replace(SMALL.network, branch_at=5, noise_levels=3, prediction="edm"),
+            loss=replace(SMALL.loss, patches=(4, 7, 14), anchor=0.1, weighting="spread"),
         ),
         replace(SMOKE, data=_DIGITS),
     ),
@@ -236,7 +238,7 @@ _TINY = {"steps": (1, 2), "metric": "fd", "n": 64}
 IMAGE_STUDIES: dict[str, dict[str, ImageStudy]] = {
     "fashion-mnist": {
         "paper": ImageStudy(_pair("fashion-mnist", "paper"), n=50_000),
-        "small": ImageStudy(_pair("fashion-mnist", "small"), classical_steps=(4, 8, 50), n_reference=4_000),
+        "small": ImageStudy(_pair("fashion-mnist", "small"), classical_steps=(4, 8), n_reference=2_500),
         "smoke": ImageStudy(_pair("fashion-mnist", "smoke"), **_TINY),  # type: ignore[arg-type]
     },
     "digits": {
