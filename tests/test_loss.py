@@ -213,6 +213,7 @@ def test_group_losses_average_over_pairs_of_different_points():
         (lambda: Sigmoid(math.nan), "bias must be a finite number, got nan"),
         (lambda: ConditionalLoss(lam=2.0), "lam must be in [0, 1], got 2.0"),
         (lambda: ConditionalLoss(anchor=-1.0), "anchor must be a number of at least 0, got -1.0"),
+        (lambda: ConditionalLoss(feature_weight=1.0), "features must be given where they have a weight, got None"),
         (lambda: ConditionalLoss(m=0, lam=0), "m must be a whole number of at least 1, got 0"),
         (lambda: JointLoss(m=1, lam=0), "m must be a whole number of at least 2, got 1"),
         (lambda: JointLoss(m=4)(GaussianPosterior(), data(6)), "batch size must be a multiple of m = 4, got 6"),
@@ -289,3 +290,22 @@ def test_the_posterior_still_minimises_an_anchored_loss():
 
     best = score(1.0, 0.0)
     assert all(best < score(*bend) for bend in ((0.7, 0.0), (1.3, 0.0), (1.0, 0.1)))
+
+
+def test_the_score_of_features_joins_that_of_pixels_by_its_weight():
+    class Pictures(nn.Module):
+        def forward(self, xt, t, xi=None, cond=None):
+            return xt[:, None] + 0.5 * xi
+
+    denoiser = Denoiser(Pictures(), noise_shape=(1, 4, 4))
+    x0, t = data(6, 16).reshape(6, 1, 4, 4), torch.linspace(0.1, 0.9, 6, dtype=torch.float64)
+
+    def loss(weight, features):
+        made = ConditionalLoss(m=3, patches=(2,), feature_weight=weight, features=features)
+        return made(denoiser, x0, generator=torch.Generator().manual_seed(2), t=t)
+
+    pixels, both = loss(0.0, None), loss(3.0, lambda x: [x.sin()])
+    alone = (4 * both - pixels) / 3
+    torch.testing.assert_close(loss(0.5, lambda x: [x.sin()]), (pixels + 0.5 * alone) / 1.5)
+    torch.testing.assert_close(loss(1e9, lambda x: [x.sin()]), alone)
+    assert not torch.allclose(alone, pixels)

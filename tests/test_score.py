@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn import functional
 
 from distdiff import (
     RBF,
@@ -20,7 +21,7 @@ from distdiff import (
     kernel_score,
     score_loss,
 )
-from distdiff.score import patch_score
+from distdiff.score import feature_score, patch_score
 
 KERNELS = [Energy(0.3), Energy(1), Energy(2), InverseMultiquadric(0.7), RBF(1.3), Exponential(0.8)]
 each_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=repr)
@@ -245,3 +246,26 @@ def test_a_patch_as_large_as_the_image_is_the_image():
     torch.testing.assert_close(patch_score(Energy(1), draws, x0, 1.0, 5), score_loss(Energy(1), draws, x0))
     with pytest.raises(ValueError, match="side must be within images"):
         patch_score(Energy(1), draws, x0, 1.0, 6)
+
+
+@pytest.mark.parametrize("kernel", [Energy(1), Energy(0.3), RBF(2.0)], ids=repr)
+def test_feature_score_is_the_mean_score_of_what_stands_at_each_position_of_each_map(kernel):
+    draws, x0 = normal(2, 3, 1, 4, 4), normal(2, 1, 4, 4, seed=1)
+
+    def maps(x):
+        return [torch.cat([x, x.square()], 1), functional.avg_pool2d(x, 2)]
+
+    expected = torch.zeros(2, dtype=x0.dtype)
+    for flat, real in zip(maps(draws.flatten(0, 1)), maps(x0), strict=True):
+        made, side, channels = flat.unflatten(0, (2, 3)), real.shape[-1], real.shape[1]
+        size = (16 / channels) ** (kernel.beta / 2) if isinstance(kernel, Energy) else 1
+        parts = [score_loss(kernel, made[..., a, b], real[..., a, b], 0.7) for a in range(side) for b in range(side)]
+        expected += size * torch.stack(parts).mean(0) / 2
+    torch.testing.assert_close(feature_score(kernel, draws, x0, 0.7, maps), expected)
+
+
+def test_only_draws_have_gradients_through_features():
+    draws, x0 = normal(2, 3, 1, 4, 4).requires_grad_(), normal(2, 1, 4, 4, seed=1).requires_grad_()
+    feature_score(Energy(1), draws, x0, 1.0, lambda x: [x.sin()]).sum().backward()
+    assert float(draws.grad.abs().sum()) > 0
+    assert x0.grad is None

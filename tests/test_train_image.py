@@ -18,11 +18,14 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from distdiff.data.image import to_float
 from distdiff.hub import load_pipeline
 from distdiff.random import BlockGenerator, rand, randn
 from distdiff.recipe import RECIPES, ImageRun
 from distdiff.recipe.config import EvaluationConfig, PreviewConfig
 from distdiff.train import RunFolder, build_task, train
+from distdiff.train.features import build_features, learn_features
+from distdiff.train.image import held_out, read_images
 from distdiff.train.loop import scaler_state
 from distdiff.train.task import rows_in_order
 
@@ -388,6 +391,9 @@ class TestBlocks:
         ({"evaluation": {"n": 1}}, "evaluation.n must be a whole number of at least 2"),
         ({"preview": {"churn": 2.0}}, "preview.churn must be"),
         ({"loss": {"patches": (9,)}}, "loss.patches must be in"),
+        ({"loss": {"features": -1.0}}, "loss.features must be a number of at least 0, got -1.0"),
+        ({"loss": {"kind": "joint", "features": 1.0}}, "loss.features must be left out unless loss.kind is cond"),
+        ({"loss": {"features": 1.0}, "latent": "nowhere"}, "loss.features must be 0 in the latents"),
         ({"precision": "fp16"}, "precision must be no or bf16 on a CPU"),
         ({"accumulate": 0}, "accumulate must be a whole number"),
         ({"latent": "nowhere"}, "nowhere"),
@@ -418,3 +424,47 @@ def test_the_paper_scale_holds_the_papers_numbers():
     assert (first.steps, first.batch_size, first.data.size) == (2_000_000, 16, 256)
     assert (first.loss.adversarial, first.loss.generator, first.loss.codebook, first.loss.kl) == (0.1, 100, 100, 1e-6)
     assert 2 ** (len(first.network.multipliers) - 1) == 4
+
+
+def test_a_run_that_scores_features_learns_them_once_and_resumes_exactly(tmp_path, monkeypatch):
+    config = replace(SMOKE, data=replace(SMOKE.data, limit=200), loss=replace(SMOKE.loss, features=1.0))
+    finish(train(config, tmp_path / "whole"))
+    features = {key: value for key, value in weights(tmp_path / "whole").items() if key.startswith("features.")}
+    assert float(features["features.spread"].std()) > 0
+    seconds = [RunFolder(tmp_path / "whole").seconds()]
+
+    def forbidden(*_, **__):
+        raise AssertionError("learned again")
+
+    monkeypatch.setattr("distdiff.train.features.fit", forbidden)
+    for _ in islice(train(config, tmp_path / "torn"), 3):
+        pass
+    monkeypatch.setenv("DISTDIFF_CACHE", str(tmp_path / "empty"))  # a checkpoint needs no cache
+    finish(train(config, tmp_path / "torn", resume=True))
+    assert same(weights(tmp_path / "torn"), weights(tmp_path / "whole"))
+    seconds.append(RunFolder(tmp_path / "torn").seconds())
+    finish(train(replace(config, loss=SMOKE.loss), tmp_path / "plain"))
+    assert min(seconds) > RunFolder(tmp_path / "plain").seconds()  # what was learned before counts
+
+
+def test_features_that_were_learned_tell_digits_apart_and_have_the_scale_of_pictures():
+    images = read_images(SMOKE.data)
+    network = build_features(images, 0)
+    before = {key: value.clone() for key, value in network.state_dict().items()}
+    assert learn_features(network, images, 0) > 0
+    assert not same(network.state_dict(), before)
+    assert not any(parameter.requires_grad for parameter in network.parameters())
+    pictures, labels = held_out(SMOKE, "test").batch(list(range(300)))
+    assert float((network.logits(to_float(pictures)).argmax(1) == labels).float().mean()) > 0.9
+    maps = network(to_float(pictures))
+    assert [tuple(a.shape[1:]) for a in maps] == [(16, 8, 8), (32, 4, 4), (64, 2, 2)]
+    for found in maps:
+        assert abs(float(found.var(0).mean().sqrt()) - 0.5) < 0.05
+
+
+@pytest.mark.parametrize("recipe", ["checkerboard", "pusht"])
+@pytest.mark.parametrize("setting", [{"features": 1.0}, {"patches": (2,)}])
+def test_only_pictures_have_features_and_patches(recipe, setting):
+    config = RECIPES[recipe]["smoke"]
+    with pytest.raises(ValueError, match="must be left out for data that are no pictures"):
+        build_task(replace(config, loss=replace(config.loss, **setting)))

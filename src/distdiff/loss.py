@@ -27,7 +27,7 @@ from .denoiser import DATA_STD, Denoiser, Draws, safe_interval
 from .kernel import Energy, Kernel, distance
 from .random import rand, randn
 from .schedule import ScheduleLike, add_noise, log_snr
-from .score import mean_error, patch_score, require_population, score_loss
+from .score import FeatureMaps, feature_score, mean_error, patch_score, require_population, score_loss
 
 __all__ = [
     "Batch",
@@ -156,6 +156,9 @@ class ConditionalLoss(_PopulationLoss):
     all. As the score of the whole image is among them, the posterior remains the only minimiser; a picture has many
     patches, so that this sum has far less noise than the score of the whole, and sees what is wrong locally.
 
+    `feature_weight` adds so many times the score of `features` of the images to that mean: what a network that knows
+    such images sees at each position, where differences of pixels say little about what looks wrong.
+
     `anchor` adds the squared error of the population's mean, as diffusion models are trained: measured in the space
     of the network's prediction, where all times are alike, so that the weighting leaves it alone; and as a mean over
     the d numbers of an event times sqrt(d), to grow with d as the energy kernel of beta = 1 does. It is a score too,
@@ -163,11 +166,16 @@ class ConditionalLoss(_PopulationLoss):
     """
 
     patches: tuple[int, ...] = ()
+    feature_weight: float = 0.0
+    features: FeatureMaps | None = None
     anchor: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(is_number(self.anchor) and self.anchor >= 0, "anchor", self.anchor, "a number of at least 0")
+        for name, value in (("anchor", self.anchor), ("feature_weight", self.feature_weight)):
+            require(is_number(value) and value >= 0, name, value, "a number of at least 0")
+        given = not self.feature_weight or self.features is not None
+        require(given, "features", self.features, "given where they have a weight")
 
     def values(self, denoiser: Draws, batch: Batch, generator: torch.Generator | None) -> Tensor:
         draws = denoiser.draw(batch.xt, batch.t, self.m, batch.cond, generator)
@@ -175,6 +183,9 @@ class ConditionalLoss(_PopulationLoss):
         if self.patches:
             parts = [patch_score(self.kernel, draws, batch.x0, self.lam, side) for side in self.patches]
             value = (value + sum(parts)) / (1 + len(parts))
+        if self.feature_weight and self.features is not None:
+            score = feature_score(self.kernel, draws, batch.x0, self.lam, self.features)
+            value = (value + self.feature_weight * score) / (1 + self.feature_weight)
         if not self.anchor:
             return value
         unit = denoiser.unit(batch.t) if isinstance(denoiser, Denoiser) else torch.ones_like(batch.t)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -49,19 +50,31 @@ class SampleGenerator(torch.Generator):
             require_seed(value)
         self.seeds = torch.as_tensor(seeds, dtype=torch.int64, device=device)
         self.calls = 0
+        self._roots = splitmix(self.seeds)
+        self._room = np.empty((2, 0), np.uint64)
         self._ready, self._ready_from = torch.empty(0, len(self.seeds), 0), 0
         self.manual_seed(int(self.seeds[0]) if len(seeds) else 0)
 
     def words(self, count: int) -> Tensor:
         """`count` fresh words of 64 bits a row, as int64 of shape (rows, count)."""
         self.calls += 1
-        return self._words(1, count, self.calls - 1)[0]
+        return self._words(1, count, self.calls - 1)[0].clone()
 
     def _words(self, calls: int, count: int, first: int) -> Tensor:
-        """The words of some calls, (calls, rows, count)."""
+        """The words of some calls, (calls, rows, count), in memory that the next call writes over.
+
+        Fresh memory for each call would cost as much as the hash: the system hands it out page by page.
+        """
         device = self.seeds.device
-        start = splitmix(splitmix(self.seeds) + torch.arange(first, first + calls, device=device)[:, None])
-        return splitmix(start[..., None] + torch.arange(1, count + 1, device=device).mul_(_GOLDEN - 2**64))
+        start = splitmix(self._roots + torch.arange(first, first + calls, device=device)[:, None])
+        if not _few_threads(device):
+            return _splitmix_torch(start[..., None] + torch.arange(1, count + 1, device=device).mul_(_GOLDEN - 2**64))
+        size = start.numel() * count
+        if self._room.shape[1] < size:
+            self._room = np.empty((2, size), np.uint64)
+        words, spare = (part[:size].reshape(*start.shape, count) for part in self._room)
+        np.add(start.numpy().view(np.uint64)[..., None], _multiples(count), out=words)
+        return torch.from_numpy(_mix(words, spare).view(np.int64))
 
     def normals(self, count: int, dtype: torch.dtype) -> Tensor:
         """`count` fresh normal numbers a row, (rows, count); float32 or float64."""
@@ -130,18 +143,31 @@ def splitmix(state: Tensor) -> Tensor:
 
     On a CPU with few threads by numpy, which has unsigned numbers and is faster there.
     """
-    few = state.device.type == "cpu" and torch.get_num_threads() < 4
-    return _splitmix_numpy(state) if few else _splitmix_torch(state)
+    return _splitmix_numpy(state) if _few_threads(state.device) else _splitmix_torch(state)
+
+
+def _few_threads(device: torch.device) -> bool:
+    return device.type == "cpu" and torch.get_num_threads() < 4
 
 
 def _splitmix_numpy(state: Tensor) -> Tensor:
     z = state.numpy().astype(np.uint64)
-    shifted = np.empty_like(z)
+    return torch.from_numpy(_mix(z, np.empty_like(z)).view(np.int64))
+
+
+def _mix(z: np.ndarray, spare: np.ndarray) -> np.ndarray:
+    """SplitMix64's output for states z (uint64), in place; `spare` is memory of the same shape to work in."""
     for bits, factor in ((30, _FIRST), (27, _SECOND), (31, 1)):
-        z ^= np.right_shift(z, np.uint64(bits), out=shifted)
+        z ^= np.right_shift(z, np.uint64(bits), out=spare)
         if factor > 1:
             z *= np.uint64(factor)
-    return torch.from_numpy(z.view(np.int64))
+    return z
+
+
+@lru_cache(maxsize=8)
+def _multiples(count: int) -> np.ndarray:
+    """The first multiples of SplitMix64's increment."""
+    return np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
 
 
 def _splitmix_torch(state: Tensor) -> Tensor:

@@ -14,6 +14,8 @@ half of the usual MMD squared for rho = -k, and half of the energy distance for 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
@@ -21,9 +23,11 @@ from ._check import require, require_between, require_count
 from .kernel import Kernel, distance, points
 
 __all__ = [
+    "FeatureMaps",
     "between",
     "confinement",
     "discrepancy",
+    "feature_score",
     "interaction",
     "kernel_score",
     "mean_error",
@@ -31,6 +35,9 @@ __all__ = [
     "score_loss",
     "within",
 ]
+
+FeatureMaps = Callable[[Tensor], Sequence[Tensor]]
+"""Images (k, c, h, w) to maps of features of them, (k, c', h', w') each."""
 
 
 def confinement(kernel: Kernel, draws: Tensor, x0: Tensor) -> Tensor:
@@ -84,6 +91,23 @@ def patch_score(kernel: Kernel, draws: Tensor, x0: Tensor, lam: float, side: int
     made, real = cut(draws).transpose(1, 2).flatten(0, 1), cut(x0).flatten(0, 1)
     size = (x0[0].numel() / real.shape[-1]) ** (getattr(kernel, "beta", 0.0) / 2)
     return size * score_loss(kernel, made, real, lam).unflatten(0, (len(x0), -1)).mean(1)
+
+
+def feature_score(kernel: Kernel, draws: Tensor, x0: Tensor, lam: float, features: FeatureMaps) -> Tensor:
+    """The mean loss (n,) of the features of images at each position, draws (n, m, c, h, w) against x0 (n, c, h, w).
+
+    The positions of a map are averaged, and then the maps. As with patches, an energy kernel is scaled to the size of
+    the image. Images of different distributions may have features of the same one: this score is proper, and strictly
+    so only beside that of the images themselves.
+    """
+    made = features(draws.flatten(0, 1))
+    with torch.no_grad():
+        real = features(x0)
+    total = torch.zeros(len(x0), dtype=torch.promote_types(x0.dtype, torch.float32), device=x0.device)
+    for of_draws, of_x0 in zip(made, real, strict=True):
+        size = (x0[0].numel() / of_x0[0].numel()) ** (getattr(kernel, "beta", 0.0) / 2)
+        total = total + size * patch_score(kernel, of_draws.unflatten(0, draws.shape[:2]), of_x0, lam, 1)
+    return total / len(real)
 
 
 def mean_error(draws: Tensor, x0: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ of 64 is what a single point in their middle would get.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import torch
@@ -34,7 +34,7 @@ from ..cache import cached, digest, key_of
 from ..random import stream
 from .inception import Extractor, extract, require_device, require_pictures
 
-__all__ = ["Classifier", "ImageSource", "load_classifier", "training_steps"]
+__all__ = ["Classifier", "ImageSource", "fit", "load_classifier", "task_of", "training_steps"]
 
 BATCH = 32
 RATE = 3e-3
@@ -132,7 +132,7 @@ def training_steps(images: ImageSource) -> int:
     is seen 22 times, and 11 times without labels: upright pictures are one class of four then, and a network that has
     learned them by heart gives them all the same features, but not held-out ones.
     """
-    passes = 11 if _task(images)[0] == "turns" else 22
+    passes = 11 if task_of(images)[0] == "turns" else 22
     return min(max(300, passes * len(images) // BATCH), 3500)
 
 
@@ -156,7 +156,7 @@ def load_classifier(
     require(len(images) >= 2, "images", f"{len(images)} pictures", "at least 2 pictures")
     steps = training_steps(images) if steps is None else steps
     require_count("steps", steps)
-    task, outputs = _task(images)
+    task, outputs = task_of(images)
     key = key_of("classifier", VERSION, task, images.content(), images.size, images.channels, seed, steps)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(stream(seed, "classifier weights"))
@@ -165,7 +165,7 @@ def load_classifier(
 
     def train() -> dict[str, Tensor]:
         with torch.enable_grad():  # whoever scores may have switched gradients off
-            _train(network, images, task, seed, steps, callback)
+            fit(network.logits, network.parameters(), images, network.device, seed, steps, callback)
         _normalise(network, images, seed)
         return network.state_dict()
 
@@ -174,7 +174,8 @@ def load_classifier(
     return network.eval().requires_grad_(False)
 
 
-def _task(images: ImageSource) -> tuple[str, int]:
+def task_of(images: ImageSource) -> tuple[str, int]:
+    """What a network can learn of a set, and how many outputs that takes."""
     if images.classes is not None and len(images.classes) > 1:
         return "classes", len(images.classes)
     if images.attributes:
@@ -182,27 +183,30 @@ def _task(images: ImageSource) -> tuple[str, int]:
     return "turns", 4
 
 
-def _train(
-    network: Classifier,
+def fit(
+    logits: Callable[[Tensor], Tensor],
+    parameters: Iterable[nn.Parameter],
     images: ImageSource,
-    task: str,
+    device: torch.device,
     seed: int,
     steps: int,
     callback: Callable[[int], object] | None,
 ) -> None:
+    """Teach a classifier of pictures, uint8, the task of a set."""
+    task = task_of(images)[0]
     generator = torch.Generator().manual_seed(stream(seed, "classifier batches"))
-    optimizer = torch.optim.AdamW(network.parameters(), lr=RATE, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(parameters, lr=RATE, weight_decay=0.01)
     for step in range(steps):
         pictures, labels = images.batch(torch.randint(len(images), (BATCH,), generator=generator))
         if task == "turns":
             labels = torch.randint(4, (len(pictures),), generator=generator)
             pictures = turn(pictures, labels)
         assert labels is not None
-        logits, labels = network.logits(pictures.to(network.device)), labels.to(network.device)
+        found, labels = logits(pictures.to(device)), labels.to(device)
         if task == "attributes":
-            loss = F.binary_cross_entropy_with_logits(logits, labels.float())
+            loss = F.binary_cross_entropy_with_logits(found, labels.float())
         else:
-            loss = F.cross_entropy(logits, labels.long())
+            loss = F.cross_entropy(found, labels.long())
         optimizer.param_groups[0]["lr"] = RATE * _rise_and_fall((step + 1) / steps)
         optimizer.zero_grad()
         loss.backward()

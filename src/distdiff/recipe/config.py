@@ -226,6 +226,9 @@ class LossConfig:
     """Population: draws a data point."""
     patches: tuple[int, ...] = ()
     """Sides of image patches whose scores are added to that of the whole image; none in the paper."""
+    features: float = 0.0
+    """Weight of the score of features, beside that of pixels, by a small network that first learns to classify the
+    pictures; none in the paper."""
     anchor: float = 0.0
     """Weight of the squared error of the population's mean, added to the score; 0 in the paper."""
     k: int = 4

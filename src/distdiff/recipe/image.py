@@ -73,7 +73,15 @@ def _classical(config: ImageRun) -> ImageRun:
         config,
         network=replace(config.network, noise=False, branch_at=0, noise_levels=0, prediction="velocity"),
         loss=replace(
-            config.loss, kind="regression", lam=0.0, m=1, patches=(), anchor=0.0, warmup=0, weighting=weighting
+            config.loss,
+            kind="regression",
+            lam=0.0,
+            m=1,
+            patches=(),
+            features=0.0,
+            anchor=0.0,
+            warmup=0,
+            weighting=weighting,
         ),
         evaluation=replace(config.evaluation, steps=100 if config.evaluation.steps == 10 else config.evaluation.steps),
     )

@@ -30,6 +30,7 @@ from ..loss import (
 )
 from ..peer import MeanFlowLoss, OTFlowLoss
 from ..recipe.config import ImageRun, LossConfig, OptimConfig, PointsRun, RobotRun, RunConfig, UNetConfig
+from ..score import FeatureMaps
 
 __all__ = ["POPULATION_LOSSES", "build_loss", "check_fit", "check_run", "pick_device"]
 
@@ -69,6 +70,9 @@ def check_fit(config: PointsRun | ImageRun | RobotRun) -> None:
     short = loss.warmup >= config.steps
     require(not short, "loss.warmup", loss.warmup, f"less than the {config.steps} steps, which it is the start of")
     pictures = isinstance(network, UNetConfig)
+    for name in ("patches", "features"):
+        value = getattr(loss, name)
+        require(pictures or not value, f"loss.{name}", value, "left out for data that are no pictures")
     noise: int | bool = network.noise if isinstance(network, UNetConfig) else network.noise_dim
     noise_name = f"network.{'noise' if pictures else 'noise_dim'}"
     distilled = loss.kind == "moment-matching"
@@ -100,11 +104,13 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def build_loss(config: LossConfig, data: Tensor) -> Loss | MomentMatching:
+def build_loss(config: LossConfig, data: Tensor, features: FeatureMaps | None = None) -> Loss | MomentMatching:
     """The loss; kernels that take their width from the data measure it on `data` (n, *event), in batches of 512."""
     require_count("loss.warmup", config.warmup, least=0)
-    require(is_number(config.anchor) and config.anchor >= 0, "loss.anchor", config.anchor, "a number of at least 0")
-    for name in ("patches", "warmup", "anchor"):
+    for name in ("anchor", "features"):
+        value = getattr(config, name)
+        require(is_number(value) and value >= 0, f"loss.{name}", value, "a number of at least 0")
+    for name in ("patches", "warmup", "anchor", "features"):
         value = getattr(config, name)
         fits = config.kind == "conditional" or not value
         require(fits, f"loss.{name}", value, "left out unless loss.kind is conditional")
@@ -119,7 +125,11 @@ def build_loss(config: LossConfig, data: Tensor) -> Loss | MomentMatching:
     if config.kind == "moment-matching":
         return MomentMatching(k=config.k, churn=config.churn, weighting=weighting)
     kind = POPULATION_LOSSES[config.kind]
-    more: dict[str, Any] = {"patches": config.patches, "anchor": config.anchor} if kind is ConditionalLoss else {}
+    more: dict[str, Any] = {}
+    if kind is ConditionalLoss:
+        more = {"patches": config.patches, "anchor": config.anchor}
+        if features is not None:
+            more |= {"features": features, "feature_weight": config.features}
     return kind(kernel=_kernel(config, data), lam=config.lam, m=config.m, weighting=weighting, **more)
 
 

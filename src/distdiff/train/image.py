@@ -22,6 +22,7 @@ from ..random import rand, stream
 from ..recipe.config import ImageData, ImageRun
 from ..sample import sample
 from .build import POPULATION_LOSSES, build_loss, check_fit, check_run
+from .features import build_features, learn_features
 from .folder import RunFolder
 from .loader import read_ahead
 from .pretrained import build_network
@@ -118,6 +119,8 @@ class ImageTask(PictureTask):
         check_run(config)
         build_loss(config.loss, torch.eye(2))
         check_fit(config)
+        pixels = not config.loss.features or config.latent is None
+        require(pixels, "loss.features", config.loss.features, "0 in the latents of an autoencoder")
         for name, look in (("preview", config.preview), ("evaluation", config.evaluation)):
             require_count(f"{name}.every", look.every, least=0)
             require_count(f"{name}.n", look.n, least=2)
@@ -136,8 +139,11 @@ class ImageTask(PictureTask):
         with seeded(config.seed, "weights"):
             self.built = build_network(config, self.shape, self.images)
         self.model: Denoiser = self.built.denoiser
-        self.loss = build_loss(config.loss, self._for_median())
+        self.features = build_features(self.images, config.seed) if config.loss.features else None
+        self.loss = build_loss(config.loss, self._for_median(), self.features)
         self.modules = denoiser_modules(self.model, self.loss)
+        if self.features is not None:
+            self.modules["features"] = self.features
         self.reference: Any = None
 
     @staticmethod
@@ -158,6 +164,17 @@ class ImageTask(PictureTask):
 
         self.vae.to(x.device)
         return encode(self.vae, x, generator)
+
+    def learn(self) -> None:
+        if self.features is None:
+            return
+        from ..evaluate.classifier import training_steps
+        from ..progress import bar
+
+        with bar("learning features", training_steps(self.images), transient=True) as advance:
+            self.seconds = learn_features(
+                self.features, self.images, self.config.seed, callback=lambda done: advance(to=done)
+            )
 
     def _for_median(self) -> Tensor:
         """Data for the kernels that take their width from it, as the paper: up to 100 batches of 512."""

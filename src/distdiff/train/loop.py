@@ -113,6 +113,9 @@ def train(
         _require_same(folder, config)
         folder.checkpoint(which)
     state = TrainState(task)
+    if not which:
+        with state.accelerator.main_process_first():  # the others read what it has kept
+            task.learn()
     if folder is not None and not which:
         if state.main:
             folder.create(config, overwrite=overwrite)
@@ -354,7 +357,7 @@ def _begin(state: TrainState, folder: RunFolder | None, resume: str | bool) -> N
 def _iterate(state: TrainState, folder: RunFolder | None, resume: str | bool) -> Generator[Progress, None, None]:
     config = state.config
     _begin(state, folder, resume)
-    earlier = folder.seconds() if folder is not None else 0.0
+    earlier = (folder.seconds() if folder is not None else 0.0) or state.task.seconds
     total, count, start, saved = 0.0, 0, time.perf_counter() - earlier, state.step
     track = _Tracker(state, folder)
     try:

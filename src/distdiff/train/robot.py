@@ -51,7 +51,6 @@ class RobotTask(Task):
         _check_rollout(config)
         kinds = (*POPULATION_LOSSES, "regression")
         require_choice("loss.kind", config.loss.kind, kinds)
-        require(not config.loss.patches, "loss.patches", config.loss.patches, "left out: a chunk is no picture")
         self.config: RobotRun = config
         self.windows = read_windows(config.data)
         self.length = len(self.windows)

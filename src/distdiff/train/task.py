@@ -55,7 +55,8 @@ class Phase(NamedTuple):
 class Task(ABC):
     """The data and modules of a run.
 
-    `model` is averaged; `modules` is all that checkpoints hold: what is trained, `model` among it, and a teacher.
+    `model` is averaged; `modules` is all that checkpoints hold: what is trained, `model` among it, a teacher, and
+    the features of a loss.
     """
 
     config: RunConfig
@@ -63,6 +64,8 @@ class Task(ABC):
     """Rows of data."""
     model: nn.Module
     modules: dict[str, nn.Module]
+    seconds: float = 0.0
+    """Spent on learning before the first step."""
 
     @abstractmethod
     def phases(self) -> list[Phase]: ...
@@ -86,6 +89,9 @@ class Task(ABC):
     def describe(self) -> str:
         """One line on the data, for the start of a run."""
         return f"{self.length:,} rows"
+
+    def learn(self) -> None:  # noqa: B027  most tasks learn nothing else
+        """What has to be learned before the first step of a new run; checkpoints hold it."""
 
     def begin(self, folder: RunFolder) -> None:  # noqa: B027  nothing to do unless a task has something to show
         """Called once when a run folder is new."""
