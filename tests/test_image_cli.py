@@ -15,6 +15,7 @@ from distdiff import Denoiser, sample
 from distdiff.baseline import sample_dpm
 from distdiff.cli import main
 from distdiff.data.image import load_images
+from distdiff.evaluate import image
 from distdiff.evaluate.image import best_entries, evaluate
 from distdiff.nn import MLP
 from distdiff.recipe import RECIPES
@@ -99,6 +100,30 @@ def test_posterior_of_a_file_and_of_a_noisy_array(run, tmp_path):
         ]
     )
     assert (tmp_path / "q/posterior.png").exists()
+
+
+def test_an_evaluation_that_is_stopped_loses_no_score(run, tmp_path, monkeypatch):
+    words = ["evaluate", str(run), "--metric", "fd", "--churn", "0,1", "--n", "64", "--out", str(tmp_path / "e")]
+    drawn: list[int] = []
+    draw = image.sample_with
+
+    def watched(denoiser, shape, steps, *rest, **more):
+        if steps == 3 and drawn.count(3) == 1:
+            raise KeyboardInterrupt
+        drawn.append(steps)
+        return draw(denoiser, shape, steps, *rest, **more)
+
+    monkeypatch.setattr(image, "sample_with", watched)
+    with pytest.raises(SystemExit):
+        main([*words, "--steps", "2,3"])
+    monkeypatch.setattr(image, "sample_with", lambda *args, **more: drawn.append(args[2]) or draw(*args, **more))
+    main([*words, "--steps", "2,3,4"])
+    assert drawn == [2, 2, 3, 3, 4, 4]
+    whole = json.loads((tmp_path / "e" / "metrics.json").read_text())["scores"]
+    main([*words[:-1], str(tmp_path / "anew"), "--steps", "2,3,4"])
+    assert json.loads((tmp_path / "anew" / "metrics.json").read_text())["scores"] == whole
+    main([*words, "--steps", "2", "--seed", "5"])  # other settings have scores of their own
+    assert drawn[-2:] == [2, 2]
 
 
 def test_evaluate_writes_a_table_a_plot_and_every_setting(run, tmp_path, capsys):

@@ -48,7 +48,10 @@ def bar(label: str, total: int, *, transient: bool = False) -> Iterator[Callable
 
 @contextmanager
 def reports() -> Iterator[Callable[[str, int], Callable[[int], object]]]:
-    """One bar at a time: a function of label and total that gives a function of what is done."""
+    """One bar at a time: a function of label and total that gives a function of what is done.
+
+    Where no bar can be drawn, as in a log file, a line says what has begun.
+    """
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -59,6 +62,8 @@ def reports() -> Iterator[Callable[[str, int], Callable[[int], object]]]:
     with Progress(*columns, console=console, transient=True) as progress:
 
         def report(label: str, total: int) -> Callable[[int], object]:
+            if not console.is_terminal:
+                console.print(f"{label} ({total})", highlight=False, soft_wrap=True)
             for earlier in progress.task_ids:
                 progress.update(earlier, visible=False)
             task = progress.add_task(label, total=total)

@@ -14,6 +14,7 @@ from ..baseline.samplers import require_sampler
 from ..data.toy import TOYS
 from ..evaluate.image import Evaluation, best_entries, evaluate
 from ..evaluate.inception import load_inception
+from ..evaluate.kept import KeptScores
 from ..evaluate.points import PointEvaluation, best_points, evaluate_points
 from ..evaluate.setting import Setting, check
 from ..figure import canvas, plain_ticks, save
@@ -40,7 +41,7 @@ def evaluate_images_run(
         load_inception(options.get("inception"))  # a missing network is said before anything is written
     make_folder(out)
     with reports() as report:
-        found = evaluate(pipe, train, reference, report=report, **options)
+        found = evaluate(pipe, train, reference, kept=KeptScores(out / "scores.json"), report=report, **options)
     name, settings = found.metric.upper() if found.metric == "fid" else found.metric, found.settings
     title = f"{settings['n']} samples against {settings['n_reference']} of {settings['reference']}"
     curves = [("best churn" if found.screened else e.name, e.steps, e.score.frechet) for e in found.entries]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from typing import Any, Literal
 
 import torch
@@ -16,11 +17,13 @@ from torch import Tensor
 
 from .._check import require, require_choice
 from ..baseline.samplers import require_sampler, sample_with
+from ..cache import digest
 from ..data.image import ImageSet, to_uint8
 from ..random import stream
 from .classifier import load_classifier, training_steps
 from .frechet import Reference, Score, floor
 from .inception import Extractor, load_inception
+from .kept import KeptScores
 from .setting import Setting, check, plan
 
 __all__ = ["Entry", "Evaluation", "best_entries", "evaluate"]
@@ -111,6 +114,7 @@ def evaluate(
     screen: bool = True,
     n_screen: int = 512,
     inception: str | None = None,
+    kept: KeptScores | None = None,
     report: Callable[[str, int], Callable[[int], object]] = lambda label, total: lambda done: None,
 ) -> Evaluation:
     """Score a pipeline.
@@ -121,6 +125,7 @@ def evaluate(
         screen: with FID and several settings at a number of steps, choose one by the fast metric first, on
             `n_screen` samples.
         inception: where FID's network is found; see `load_inception`.
+        kept: where scores are written down as they come, and looked up first.
         report: called with a label and a total, gives a function that is told the progress.
     """
     check(steps, churns, samplers, n, batch_size)
@@ -141,10 +146,19 @@ def evaluate(
         learned = load_classifier(train, device=device, callback=report("learning features", training_steps(train)))
         return Reference(learned, reference, n_reference, seed)
 
+    weights = "" if kept is None else digest(pipe.unet.state_dict())
+
     def score(ref: Reference, setting: Setting, number: int) -> Entry:
         label = f"{setting.steps} steps, {setting.name}"
-        images = draw(setting, number, report(f"sampling, {label}", number))
-        found = ref.score(images, callback=report(f"scoring, {label}", number))
+
+        def compute() -> Score:
+            images = draw(setting, number, report(f"sampling, {label}", number))
+            return ref.score(images, callback=report(f"scoring, {label}", number))
+
+        how = asdict(setting) | {"n": number, "seed": seed, "grid": grid, "weights": weights}
+        how |= {"reference": reference.content(), "n_reference": ref.n, "features": ref.extractor.key}
+        how |= {"version": version("distdiff")}
+        found = compute() if kept is None else kept.get(compute, **how)
         return Entry(setting.steps, setting.sampler, setting.churn, found)
 
     screened: list[Entry] = []

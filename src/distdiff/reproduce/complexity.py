@@ -55,6 +55,9 @@ def case(config: ImageRun, m: int, branch_at: int) -> tuple[Denoiser, Loss, Tens
     assert isinstance(loss, Loss)
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(config.batch_size, channels, size, size, generator=generator) * 2 - 1
+    if config.channels_last:
+        denoiser.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        x = x.contiguous(memory_format=torch.channels_last)
     return denoiser, loss, x.to(device), torch.randint(10, (len(x),), generator=generator).to(device)
 
 
@@ -79,16 +82,19 @@ def _wait(x: Tensor) -> None:
 
 
 def in_turns(
-    runs: dict[str, Callable[[], None]], rounds: int, advance: Callable[..., None] = lambda: None
+    runs: dict[str, Callable[[], None]],
+    rounds: int,
+    advance: Callable[..., None] = lambda: None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Seconds of each in each round, after one round to warm up."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for index in range(rounds + 1):
         for name, run in runs.items():
-            start = time.perf_counter()
+            start = clock()
             run()
             if index:
-                times[name].append(time.perf_counter() - start)
+                times[name].append(clock() - start)
             advance()
     return times
 
@@ -147,7 +153,9 @@ def loss_share(config: ImageRun, m: int, step_seconds: float, rounds: int) -> fl
 def sampler_overhead(config: ImageRun, branch_at: int, rounds: int, steps: int = 4) -> float:
     """What the sampler takes beyond its bare forward passes, as a fraction of them: the median over many rounds.
 
-    A round takes bare passes before and after, for the speed of a machine drifts by more than what is to be seen.
+    A round takes bare passes before and after, for the speed of a machine drifts by more than what is to be seen. On a
+    CPU it is the processor time of one thread, for the same reason: that threads wait for each other, or for other
+    programs, is not the sampler's doing.
     """
     denoiser, _, x, label = case(config, 2, branch_at)
     denoiser.eval()
@@ -164,7 +172,14 @@ def sampler_overhead(config: ImageRun, branch_at: int, rounds: int, steps: int =
         sample(denoiser, x.shape, steps, cond=label)
         _wait(x)
 
-    times = in_turns({"before": bare, "whole": whole, "after": bare}, 12 * rounds)
+    runs = {"before": bare, "whole": whole, "after": bare}
+    if x.device.type == "cpu":
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        times = in_turns(runs, 12 * rounds, clock=time.process_time)
+        torch.set_num_threads(threads)
+    else:
+        times = in_turns(runs, 12 * rounds)
     return statistics.median(2 * b / (a + c) for a, b, c in zip(*times.values(), strict=True)) - 1
 
 

@@ -16,6 +16,7 @@ import torch
 from ..baseline import sample_with
 from ..data.image import to_uint8
 from ..evaluate.image import Entry, Evaluation, best_entries, evaluate
+from ..evaluate.kept import KeptScores
 from ..figure import COLORS, canvas, plain_ticks
 from ..hub import load_pipeline
 from ..picture import grid
@@ -50,6 +51,7 @@ def compare(study: ImageStudy, runs: dict[str, Path]) -> dict[str, Evaluation]:
                 n=study.n,
                 n_reference=study.n_reference,
                 seed=study.seed,
+                kept=KeptScores(path / "scores.json"),
                 report=partial(_named, report, name),
             )
             classical = study.classical_steps or study.steps
