@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from distdiff import Denoiser
-from distdiff.nn.unet import AdaptiveRMSNorm, Population, UNet, fork
+from distdiff.nn.unet import AdaptiveRMSNorm, Fork, Population, UNet, fork
 
 TINY = {"width": 8, "multipliers": (1, 2), "blocks": 2, "heads": 2}
 
@@ -99,14 +99,19 @@ def test_a_fork_sees_means_of_the_noise_over_blocks_at_unit_variance():
 
 
 def test_the_gain_multiplies_what_the_noise_adds():
+    """By what the conditioning says of all pixels, and by what the features say of each."""
     network = awake(UNet(2, noise_channels=2, branch_at=3, noise_levels=1, **TINY))
-    xi = inputs()[2]
+    channels = network.noise.out_channels
     nn.init.zeros_(network.noise_gain.weight)
-    added = {}
-    for gain in (0.0, 2.0):
-        nn.init.constant_(network.noise_gain.bias, gain)
-        added[gain], _ = network._noise(xi, Population(torch.zeros(3, 32)), (8, 8))
-    torch.testing.assert_close(added[2.0], 3 * added[0.0])
+    nn.init.constant_(network.noise_gain.bias, 2.0)
+    nn.init.eye_(network.noise_gate.weight[:, :, 0, 0])
+    h = torch.randn(3, channels, 8, 8)
+    torch.testing.assert_close(network._gain(Population(torch.zeros(3, 32)))(h), 3 + h)
+    block, state = network.decoder[2], Population(torch.zeros(3, 32))
+    x, noise = torch.randn(3, block.norm.modulation.out_features // 2, 8, 8), torch.randn(6, channels, 8, 8)
+    scaled = block(x, state, Fork(noise, state, lambda h: torch.full_like(h, 3.0)))
+    torch.testing.assert_close(scaled, block(x, state, Fork(3 * noise, state, None)))
+    assert not torch.allclose(scaled, block(x, state, Fork(noise, state, None)), atol=1e-3)
 
 
 def test_every_condition_has_an_effect():

@@ -1,7 +1,8 @@
 r"""A small network whose activations are features of images, for scores of what images look like.
 
-Stages of 3x3 convolution, group normalisation and ReLU; each stage after the first halves the side and doubles the
-width (up to four times the first), until the side is 8 pixels or fewer, three stages at the least. A linear layer on
+Stages of convolution, group normalisation and ReLU; each halves the side (but the first not that of pictures of fewer
+than 16 pixels) and doubles the width (up to four times the first), until the side is 8 pixels or fewer, three stages at
+the least. The first has one convolution, of 5x5 pixels, the others two of 3x3. A linear layer on
 the mean of the last stage's positions makes it a classifier that can be trained (`distdiff.train.features`).
 
 The maps of a stage are divided by `spread`, the root of their mean variance over a set of images, and multiplied by
@@ -36,7 +37,9 @@ class Features(nn.Module):
         super().__init__()
         for name, value in {"size": size, "channels": channels, "outputs": outputs, "width": width}.items():
             require_count(name, value)
-        self.stages, inputs, wide = nn.ModuleList([_convolve(channels, width, 1)]), width, width
+        stride = 2 if size >= 16 else 1
+        self.stages, inputs, wide = nn.ModuleList([_convolve(channels, width, stride, kernel=5)]), width, width
+        size = -(-size // stride)
         while len(self.stages) < 3 or size > 8:
             size, wide = -(-size // 2), min(2 * wide, 4 * width)
             self.stages.append(nn.Sequential(_convolve(inputs, wide, 2), _convolve(wide, wide, 1)))
@@ -59,5 +62,6 @@ class Features(nn.Module):
         return self.head(self.activations(images)[-1].mean((2, 3)))
 
 
-def _convolve(inputs: int, outputs: int, stride: int) -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, stride, padding=1), nn.GroupNorm(GROUPS, outputs), nn.ReLU())
+def _convolve(inputs: int, outputs: int, stride: int, kernel: int = 3) -> nn.Sequential:
+    convolution = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2)
+    return nn.Sequential(convolution, nn.GroupNorm(GROUPS, outputs), nn.ReLU())

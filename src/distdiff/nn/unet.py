@@ -16,7 +16,8 @@ late fork sees only a neighbourhood of each pixel, so that means of :math:`\xi` 
 conditioning vector of the remaining norms, which makes global choices possible. `noise_levels` k > 0 makes them
 easier: the convolution of the noise also sees it averaged over blocks of 2, 4, ... 2**k pixels of the fork's
 resolution, each scaled to unit variance and drawn large again, and what it adds is multiplied by a gain that depends on
-the conditioning, for a posterior is wide where there is much noise and narrow where there is little.
+the conditioning and on the features of the pixel, for a posterior is wide where there is much noise and narrow where
+there is little, or where the picture is blank.
 
 `patch` p > 1 works on p x p blocks of pixels as channels, at a p-th of the resolution: cheap, for small computers.
 Pictures of any size pass; odd sizes are met on the way up.
@@ -24,8 +25,8 @@ Pictures of any size pass; odd sizes are met on the way up.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -127,6 +128,7 @@ class UNet(nn.Module):
             else None
         )
         self.noise_gain = _zero_linear(cond, fork_width) if noise_levels else None
+        self.noise_gate = _zero_convolution(fork_width) if noise_levels else None
         self.span = _embedding(width, cond) if spans else None
 
     def forward(
@@ -163,7 +165,7 @@ class UNet(nn.Module):
             h = torch.cat([h, repeat(skip, len(h))], dim=1)
             if xi is not None and index == self.branch_at:
                 noise, forked = self._noise(xi, state, h.shape[-2:])
-                h, state = block(h, state, noise, forked), forked
+                h, state = block(h, state, Fork(noise, forked, self._gain(state))), forked
             else:
                 h = block(h, state)
         h = self.output(functional.gelu(self.norm(h, state)))
@@ -202,12 +204,17 @@ class UNet(nn.Module):
             coarse = _pool(pixels, [-(-side // 2**level) for side in size])
             seen.append(functional.interpolate(coarse, size=size, mode="bilinear", align_corners=False))
         noise = self.noise(torch.cat(seen, dim=1) if len(seen) > 1 else seen[0])
-        if self.noise_gain is not None:
-            noise = noise * repeat(1 + self.noise_gain(state.active), len(noise))[:, :, None, None]
         if self.noise_embed is None:
             return noise, state
         vector = self.noise_embed(_pool(pixels, (NOISE_GRID, NOISE_GRID)).flatten(1))
         return noise, Population(state.cond.expand(n, -1).repeat_interleave(m, 0) + vector)
+
+    def _gain(self, state: Population) -> Callable[[Tensor], Tensor] | None:
+        """What the noise is multiplied by, for the features that it is added to."""
+        gain, gate = self.noise_gain, self.noise_gate
+        if gain is None or gate is None:
+            return None
+        return lambda h: 1 + gain(state.active)[:, :, None, None] + gate(h)
 
 
 def _embedding(width: int, cond: int) -> nn.Sequential:
@@ -220,6 +227,13 @@ def _zero_linear(inputs: int, outputs: int) -> nn.Linear:
     nn.init.zeros_(linear.weight)
     nn.init.zeros_(linear.bias)
     return linear
+
+
+def _zero_convolution(channels: int) -> nn.Conv2d:
+    """A map of the channels of each pixel that is zero at first."""
+    convolution = nn.Conv2d(channels, channels, 1, bias=False)
+    nn.init.zeros_(convolution.weight)
+    return convolution
 
 
 def fork(h: Tensor, noise: Tensor) -> Tensor:
@@ -246,6 +260,14 @@ class Population:
     def __init__(self, cond: Tensor) -> None:
         self.cond = cond
         self.active = functional.gelu(cond)
+
+
+class Fork(NamedTuple):
+    """A late fork: what the noise adds for each draw (n m, ...), the conditioning after it, the gain of the noise."""
+
+    noise: Tensor
+    after: Population
+    gain: Callable[[Tensor], Tensor] | None
 
 
 class AdaptiveRMSNorm(nn.Module):
@@ -276,13 +298,12 @@ class Block(nn.Module):
         nn.init.zeros_(self.second.weight)
         nn.init.zeros_(self.second.bias)  # type: ignore[arg-type]
 
-    def forward(
-        self, x: Tensor, state: Population, noise: Tensor | None = None, forked: Population | None = None
-    ) -> Tensor:
-        """With noise (n m, ...) the population forks here, after the first convolution."""
+    def forward(self, x: Tensor, state: Population, late: Fork | None = None) -> Tensor:
+        """The population forks here, after the first convolution, if it forks `late`."""
         h = self.first(self.norm(x, state))
-        if noise is not None and forked is not None:
-            h, state = fork(h, noise), forked
+        if late is not None:
+            noise = late.noise if late.gain is None else late.noise * repeat(late.gain(h), len(late.noise))
+            h, state = fork(h, noise), late.after
         h = self.second(self.dropout(functional.gelu(h)))
         h = h + repeat(self.shortcut(x), len(h))
         return h if self.attention is None else self.attention(h, state)

@@ -114,7 +114,13 @@ _digits_small = replace(
     loss=replace(SMALL.loss, m=4, patches=(2, 4), anchor=0.1, weighting="spread"),
 )
 _smoke_digits = replace(SMOKE, data=_DIGITS)
-_colour_small = replace(SMALL, data=_CIFAR, network=replace(SMALL.network, multipliers=(1, 2, 2, 2)))
+_colour_small = replace(
+    SMALL,
+    steps=4_000,
+    channels_last=True,
+    data=_CIFAR,
+    network=replace(SMALL.network, width=48, multipliers=(1, 2, 2, 2), branch_at=7, noise_levels=3),
+)
 
 _DISTRIBUTIONAL: dict[str, dict[str, ImageRun]] = {
     "cifar10": _scales(PAPER, _colour_small, _smoke_digits),

@@ -39,7 +39,9 @@ def case(config: ImageRun, m: int, branch_at: int) -> tuple[Denoiser, Loss, Tens
     """Network, loss, pictures and labels of one alternative; m = 0 is classical diffusion."""
     data = config.data
     size, channels = data.size or 32, data.channels or 3
-    network = replace(config.network, noise=m > 0, branch_at=branch_at if m else 0)
+    branch_at = branch_at if m else 0
+    levels = config.network.noise_levels if branch_at else 0
+    network = replace(config.network, noise=m > 0, branch_at=branch_at, noise_levels=levels)
     settings = settings_of(network, size=size, channels=channels, classes=10, attributes=0)
     unet = DistributionalUNet(**settings).network
     device = pick_device(config.device)
