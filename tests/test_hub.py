@@ -291,12 +291,13 @@ def test_training_starts_from_a_diffusers_checkpoint_and_ends_in_a_pipeline(tmp_
     assert pipe(2, num_inference_steps=2, output_type="np").images.shape == (2, 8, 8, 1)
 
 
-@pytest.mark.parametrize(("branch_at", "noise_levels"), [(0, 0), (2, 0), (2, 1)])
+@pytest.mark.parametrize(("branch_at", "noise_levels", "refine"), [(0, 0, 0), (2, 0, 0), (2, 1, 3), (0, 0, 3)])
 @pytest.mark.slow
-def test_training_starts_from_a_classical_run_of_our_own(tmp_path, branch_at, noise_levels):
+def test_training_starts_from_a_classical_run_of_our_own(tmp_path, branch_at, noise_levels, refine):
     from distdiff.train import build_task
 
     classical = replace(RECIPES["digits-diffusion"]["smoke"], steps=2)
+    classical = replace(classical, network=replace(classical.network, refine=refine))
     for _ in train(classical, tmp_path / "teacher"):
         pass
     teacher = load_pipeline(tmp_path / "teacher", "cpu").denoiser

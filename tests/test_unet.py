@@ -27,18 +27,22 @@ def inputs(n=3, m=4, channels=2, size=8):
 
 
 @pytest.mark.parametrize(("branch_at", "noise_levels"), [*((k, 0) for k in range(5)), (1, 2), (3, 3)])
-@pytest.mark.parametrize(("size", "patch"), [(8, 1), (7, 1), (12, 2)])
-def test_draws_have_the_shape_of_the_images_and_differ(branch_at, noise_levels, size, patch):
-    network = awake(UNet(2, noise_channels=2, branch_at=branch_at, noise_levels=noise_levels, patch=patch, **TINY))
+@pytest.mark.parametrize(("size", "patch", "refine"), [(8, 1, 0), (7, 1, 3), (12, 2, 0), (12, 2, 5)])
+def test_draws_have_the_shape_of_the_images_and_differ(branch_at, noise_levels, size, patch, refine):
+    late = {"branch_at": branch_at, "noise_levels": noise_levels}
+    network = awake(UNet(2, noise_channels=2, patch=patch, refine=refine, **late, **TINY))
     xt, t, xi = inputs(size=size)
     draws = network(xt, t, xi)
     assert draws.shape == (3, 4, 2, size, size)
     assert (draws[:, 0] - draws[:, 1]).abs().mean() > 1e-3
 
 
-@pytest.mark.parametrize(("branch_at", "noise_levels"), [*((k, 0) for k in range(5)), (3, 2)])
-def test_a_population_is_its_draws_one_by_one(branch_at, noise_levels):
-    network = awake(UNet(2, noise_channels=2, branch_at=branch_at, noise_levels=noise_levels, classes=3, **TINY))
+@pytest.mark.parametrize(
+    ("branch_at", "noise_levels", "refine"), [*((k, 0, 0) for k in range(5)), (3, 2, 0), (0, 0, 3), (3, 1, 3)]
+)
+def test_a_population_is_its_draws_one_by_one(branch_at, noise_levels, refine):
+    late = {"branch_at": branch_at, "noise_levels": noise_levels}
+    network = awake(UNet(2, noise_channels=2, classes=3, refine=refine, **late, **TINY))
     xt, t, xi = inputs()
     label = torch.tensor([0, 2, 1])
     together = network(xt, t, xi, label)
@@ -47,6 +51,18 @@ def test_a_population_is_its_draws_one_by_one(branch_at, noise_levels):
     for i in range(3):
         alone = network(xt[i : i + 1], t[i], xi[i : i + 1], label[i : i + 1])
         torch.testing.assert_close(alone[0], together[i], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("refine", "reach"), [(0, [6, 7]), (4, [4, 5, 6, 7, 8, 9])])
+def test_refined_pixels_see_the_features_of_neighbouring_blocks(refine, reach):
+    network = awake(UNet(1, patch=2, refine=refine, **TINY))
+    xt, t, _ = inputs(n=1, channels=1, size=12)
+    before = network(xt, t)
+    push = torch.zeros(6, 6)
+    push[3, 3] = 1.0  # the block of pixels 6 and 7
+    network.output.register_forward_hook(lambda _, __, out: out + push)
+    moved = (network(xt, t) - before).abs().amax((0, 1, 2, 4)) > 1e-6
+    assert moved.nonzero().flatten().tolist() == reach
 
 
 @pytest.mark.parametrize("branch_at", [0, 1, 2, 3, 4])

@@ -37,6 +37,7 @@ class DistributionalUNet(ModelMixin, ConfigMixin):
         branch_at: int = 0,
         noise_levels: int = 0,
         patch: int = 1,
+        refine: int = 0,
         spans: bool = False,
     ) -> None:
         super().__init__()
@@ -54,6 +55,7 @@ class DistributionalUNet(ModelMixin, ConfigMixin):
             branch_at=branch_at,
             noise_levels=noise_levels,
             patch=patch,
+            refine=refine,
             spans=spans,
         )
 
@@ -86,7 +88,7 @@ class DistributionalUNet(ModelMixin, ConfigMixin):
 
 def settings_of(config: Any, *, size: int, channels: int, classes: int, attributes: int) -> dict[str, Any]:
     """The arguments of a `DistributionalUNet` for the network section of a run's configuration."""
-    shared = ("width", "multipliers", "blocks", "attention", "heads", "dropout", "patch", "spans")
+    shared = ("width", "multipliers", "blocks", "attention", "heads", "dropout", "patch", "refine", "spans")
     return {name: getattr(config, name) for name in (*shared, "branch_at", "noise_levels")} | {
         "sample_size": size,
         "channels": channels,

@@ -20,6 +20,9 @@ the conditioning and on the features of the pixel, for a posterior is wide where
 there is little, or where the picture is blank.
 
 `patch` p > 1 works on p x p blocks of pixels as channels, at a p-th of the resolution: cheap, for small computers.
+What it draws then shows the grid of the blocks, for the pixels of a block are made of the same features by different
+weights. `refine` k > 0 gives the blocks k channels a pixel and ends with two 3x3 convolutions at the full resolution,
+which see :math:`x_t` too.
 Pictures of any size pass; odd sizes are met on the way up.
 """
 
@@ -52,6 +55,7 @@ class UNet(nn.Module):
         branch_at: 0, or the residual block of the decoder in which the population forks.
         noise_levels: coarser resolutions at which a late fork sees the noise as well.
         patch: side of the pixel blocks taken as channels.
+        refine: channels of the convolutions at full resolution that follow the blocks; 0 for none.
         spans: whether the network takes a span of time.
     """
 
@@ -71,6 +75,7 @@ class UNet(nn.Module):
         branch_at: int = 0,
         noise_levels: int = 0,
         patch: int = 1,
+        refine: int = 0,
         spans: bool = False,
     ) -> None:
         super().__init__()
@@ -87,6 +92,7 @@ class UNet(nn.Module):
         require(0 <= branch_at <= last, "branch_at", branch_at, f"0, or a block of the decoder, 1 to {last}")
         require(not branch_at or noise_channels > 0, "branch_at", branch_at, "0 for a network without noise")
         require_count("noise_levels", noise_levels, least=0)
+        require_count("refine", refine, least=0)
         require(not noise_levels or branch_at > 0, "noise_levels", noise_levels, "0 unless branch_at is positive")
         widths = [width * k for k in multipliers]
         wrong = [widths[k] for k in (*attention, -1) if widths[k] % heads]
@@ -119,7 +125,13 @@ class UNet(nn.Module):
         fork_width = widths[len(widths) - 1 - (branch_at - 1) // blocks] if branch_at else width
         self.norm = AdaptiveRMSNorm(size, cond)
         self.halved = bool(noise_channels) and not branch_at
-        self.output = nn.Conv2d(size, inner * (2 if self.halved else 1), 3, padding=1)
+        outputs = channels * (2 if self.halved else 1)
+        self.output = nn.Conv2d(size, (refine or outputs) * patch**2, 3, padding=1)
+        self.refine = nn.ModuleList(
+            [nn.Conv2d(refine + channels, refine, 3, padding=1), nn.Conv2d(refine, outputs, 3, padding=1)]
+            if refine
+            else []
+        )
         seen = noise_channels * (patch**2 + noise_levels)
         self.noise = nn.Conv2d(seen, fork_width, 3, padding=1, bias=False) if noise_channels else None
         self.noise_embed = (
@@ -142,6 +154,7 @@ class UNet(nn.Module):
         require(
             (xi is None) == (self.noise is None), "xi", None if xi is None else tuple(xi.shape), self._noise_shape()
         )
+        whole = xt
         if self.patch > 1:
             xt = functional.pixel_unshuffle(xt, self.patch)
             xi = None if xi is None else functional.pixel_unshuffle(xi, self.patch)
@@ -169,8 +182,11 @@ class UNet(nn.Module):
             else:
                 h = block(h, state)
         h = self.output(functional.gelu(self.norm(h, state)))
-        h = h[:, h.shape[1] // 2 :] if self.halved else h
         h = functional.pixel_shuffle(h, self.patch) if self.patch > 1 else h
+        for convolution in self.refine:
+            h = functional.gelu(h)
+            h = convolution(h if convolution is self.refine[-1] else torch.cat([h, repeat(whole, len(h))], dim=1))
+        h = h[:, h.shape[1] // 2 :] if self.halved else h
         return h.unflatten(0, (len(xt), -1))
 
     def _noise_shape(self) -> str:

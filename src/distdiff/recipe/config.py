@@ -113,6 +113,8 @@ class UNetConfig:
     """Dropout within residual blocks."""
     patch: int = 1
     """Side of pixel blocks taken as channels: 2 quarters the cost."""
+    refine: int = 0
+    """Channels of two convolutions at full resolution that follow such blocks; 0 for none."""
     noise: bool = True
     """Whether the network takes noise xi; a classical model does not."""
     branch_at: int = 0

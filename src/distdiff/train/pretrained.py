@@ -130,7 +130,7 @@ def _with_noise(unet: Any, branch_at: int, noise_levels: int) -> Any:
 def _copy_into(noisy: UNet, plain: UNet) -> None:
     state, old = noisy.state_dict(), plain.state_dict()
     for key, value in state.items():
-        if key.startswith("output.") and key in old and noisy.halved:
+        if noisy.halved and key in old and len(value) == 2 * len(old[key]):  # the last convolution
             value[len(value) // 2 :] = old[key]
             value[: len(value) // 2] = 0
         elif key in old:
