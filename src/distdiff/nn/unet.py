@@ -21,8 +21,8 @@ there is little, or where the picture is blank.
 
 `patch` p > 1 works on p x p blocks of pixels as channels, at a p-th of the resolution: cheap, for small computers.
 What it draws then shows the grid of the blocks, for the pixels of a block are made of the same features by different
-weights. `refine` k > 0 gives the blocks k channels a pixel and ends with two 3x3 convolutions at the full resolution,
-which see :math:`x_t` too.
+weights. `refine` k > 0 gives the blocks k more channels a pixel, of which two 3x3 convolutions at the full resolution,
+which see the draw and :math:`x_t` too, make something to add to it; nothing at first.
 Pictures of any size pass; odd sizes are met on the way up.
 """
 
@@ -126,12 +126,8 @@ class UNet(nn.Module):
         self.norm = AdaptiveRMSNorm(size, cond)
         self.halved = bool(noise_channels) and not branch_at
         outputs = channels * (2 if self.halved else 1)
-        self.output = nn.Conv2d(size, (refine or outputs) * patch**2, 3, padding=1)
-        self.refine = nn.ModuleList(
-            [nn.Conv2d(refine + channels, refine, 3, padding=1), nn.Conv2d(refine, outputs, 3, padding=1)]
-            if refine
-            else []
-        )
+        self.output = nn.Conv2d(size, (outputs + refine) * patch**2, 3, padding=1)
+        self.refine = Refinement(outputs, channels, refine) if refine else None
         seen = noise_channels * (patch**2 + noise_levels)
         self.noise = nn.Conv2d(seen, fork_width, 3, padding=1, bias=False) if noise_channels else None
         self.noise_embed = (
@@ -183,9 +179,7 @@ class UNet(nn.Module):
                 h = block(h, state)
         h = self.output(functional.gelu(self.norm(h, state)))
         h = functional.pixel_shuffle(h, self.patch) if self.patch > 1 else h
-        for convolution in self.refine:
-            h = functional.gelu(h)
-            h = convolution(h if convolution is self.refine[-1] else torch.cat([h, repeat(whole, len(h))], dim=1))
+        h = h if self.refine is None else self.refine(h, whole)
         h = h[:, h.shape[1] // 2 :] if self.halved else h
         return h.unflatten(0, (len(xt), -1))
 
@@ -323,6 +317,22 @@ class Block(nn.Module):
         h = self.second(self.dropout(functional.gelu(h)))
         h = h + repeat(self.shortcut(x), len(h))
         return h if self.attention is None else self.attention(h, state)
+
+
+class Refinement(nn.Module):
+    """What is drawn (n m, outputs + width, ...), its last channels for this, to what is drawn with more detail."""
+
+    def __init__(self, outputs: int, channels: int, width: int) -> None:
+        super().__init__()
+        self.outputs = outputs
+        self.first = nn.Conv2d(outputs + width + channels, width, 3, padding=1)
+        self.second = nn.Conv2d(width, outputs, 3, padding=1)
+        nn.init.zeros_(self.second.weight)
+        nn.init.zeros_(self.second.bias)  # type: ignore[arg-type]
+
+    def forward(self, h: Tensor, xt: Tensor) -> Tensor:
+        detail = self.second(functional.gelu(self.first(torch.cat([h, repeat(xt, len(h))], dim=1))))
+        return h[:, : self.outputs] + detail
 
 
 class Attention(nn.Module):

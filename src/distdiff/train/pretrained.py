@@ -130,9 +130,10 @@ def _with_noise(unet: Any, branch_at: int, noise_levels: int) -> Any:
 def _copy_into(noisy: UNet, plain: UNet) -> None:
     state, old = noisy.state_dict(), plain.state_dict()
     for key, value in state.items():
-        if noisy.halved and key in old and len(value) == 2 * len(old[key]):  # the last convolution
-            value[len(value) // 2 :] = old[key]
-            value[: len(value) // 2] = 0
+        if noisy.halved and key in old and value.shape != old[key].shape:  # outputs that are dropped come first
+            rows = zip(value.shape, old[key].shape, strict=True)
+            value.zero_()
+            value[tuple(slice(new - was, None) for new, was in rows)] = old[key]
         elif key in old:
             value.copy_(old[key])
     assert noisy.noise is not None
