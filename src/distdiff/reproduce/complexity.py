@@ -178,10 +178,10 @@ def sampler_overhead(config: ImageRun, branch_at: int, rounds: int, steps: int =
     if x.device.type == "cpu":
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
-        times = in_turns(runs, 12 * rounds, clock=time.process_time)
+        times = in_turns(runs, 6 * rounds, clock=time.process_time)
         torch.set_num_threads(threads)
     else:
-        times = in_turns(runs, 12 * rounds)
+        times = in_turns(runs, 6 * rounds)
     return statistics.median(2 * b / (a + c) for a, b, c in zip(*times.values(), strict=True)) - 1
 
 
