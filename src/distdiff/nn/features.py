@@ -2,8 +2,8 @@ r"""A small network whose activations are features of images, for scores of what
 
 Stages of convolution, group normalisation and ReLU; each halves the side (but the first not that of pictures of fewer
 than 16 pixels) and doubles the width (up to four times the first), until the side is 8 pixels or fewer, three stages at
-the least. The first has one convolution, of 5x5 pixels, the others two of 3x3. A linear layer on
-the mean of the last stage's positions makes it a classifier that can be trained (`distdiff.train.features`).
+the least. The first has one convolution, of 5x5 pixels, the others two of 3x3. A linear layer on the mean of the last
+stage's positions makes it a classifier that can be trained (`distdiff.train.features`).
 
 The maps of a stage are divided by `spread`, the root of their mean variance over a set of images, and multiplied by
 s = 1/2, the scale of pictures in [-1, 1], so that distances of features and of pixels have the same size.
