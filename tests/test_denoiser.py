@@ -56,6 +56,27 @@ def test_a_distributional_model_draws_differently_and_reproducibly(generator):
     assert torch.equal(draws, denoiser.draw(xt, t, 4, None, torch.Generator().manual_seed(1)))
 
 
+def test_the_mean_is_what_the_network_makes_of_no_noise(generator):
+    class Sum(nn.Module):
+        def forward(self, xt, t, xi=None, cond=None):
+            return xt[:, None] * t.reshape(-1, 1, 1) + (0.0 if xi is None else xi.exp())
+
+    xt, t = torch.randn(5, 2, generator=generator), torch.linspace(0.1, 0.9, 5)
+    denoiser = Denoiser(Sum(), noise_shape=(2,))
+    torch.testing.assert_close(denoiser.mean(xt, t), xt * t[:, None] + 1)
+    draws, mean = denoiser.draw_with_mean(xt, t, 3, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(draws, denoiser.draw(xt, t, 3, generator=torch.Generator().manual_seed(1)))
+    torch.testing.assert_close(mean, denoiser.mean(xt, t))
+    assert not denoiser.has_mean
+    assert Denoiser(Sum(), noise_shape=(2,), anchored=True).has_mean
+
+    classical = Denoiser(Sum())
+    draws, mean = classical.draw_with_mean(xt, t, 3)
+    assert classical.has_mean
+    assert torch.equal(draws, mean[:, None].expand(-1, 3, -1))
+    assert torch.equal(classical.mean(xt, t), mean)
+
+
 def test_network_is_never_asked_outside_the_safe_interval():
     seen = []
 

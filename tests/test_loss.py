@@ -24,9 +24,8 @@ from distdiff import (
     interaction,
     score_loss,
 )
-from distdiff.denoiser import PREDICTIONS
+from distdiff.denoiser import PREDICTIONS, to_x0
 from distdiff.schedule import add_noise
-from distdiff.score import mean_error
 
 
 class Recorder:
@@ -230,13 +229,6 @@ def test_bad_arguments_are_named(call, says):
         call()
 
 
-@pytest.mark.parametrize("m", [2, 5])
-def test_the_error_of_the_mean_is_the_energy_score_at_beta_two(m):
-    draws, x0 = data(6 * m, 3).reshape(6, m, 3), data(6, 3, seed=8)
-    torch.testing.assert_close(mean_error(draws, x0), score_loss(Energy(2.0), draws, x0, lam=1.0))
-    torch.testing.assert_close(mean_error(draws[:, :1], x0), (draws[:, 0] - x0).square().sum(1))
-
-
 class Noisy(nn.Module):
     """Predicts something that depends on all it is given."""
 
@@ -244,23 +236,24 @@ class Noisy(nn.Module):
         return (xt * 0.3 + t[:, None])[:, None] + (0.1 * xi.sin() if xi is not None else 0)
 
 
+@pytest.mark.parametrize("schedule", [FlowMatching(), Cosine()], ids=repr)
 @pytest.mark.parametrize("weighting", [NoWeighting(), Spread(), Sigmoid(0.5)])
 @pytest.mark.parametrize("prediction", PREDICTIONS)
-def test_an_anchor_is_the_regression_of_the_mean_in_the_space_of_the_prediction(prediction, weighting):
-    """Checked against the network's own outputs and targets, without the way over x_0; whatever the weighting."""
-    denoiser = Denoiser(Noisy(), prediction=prediction, noise_shape=(2,))
+def test_an_anchor_is_the_regression_of_velocities_without_noise(prediction, weighting, schedule):
+    """Whatever the network predicts and the weighting is; the score sees the same draws as ever."""
+    denoiser = Denoiser(Noisy(), prediction=prediction, noise_shape=(2,), schedule=schedule)
     x0, t = data(6), torch.linspace(0.1, 0.9, 6, dtype=torch.float64)
 
     def loss(anchor):
         generator = torch.Generator().manual_seed(2)
         return ConditionalLoss(m=3, anchor=anchor, weighting=weighting)(denoiser, x0, generator=generator, t=t)
 
-    generator = torch.Generator().manual_seed(2)
-    z = torch.randn(6, 2, dtype=torch.float64, generator=generator)
-    xi = torch.randn(6, 3, 2, dtype=torch.float64, generator=generator)
-    output = denoiser(add_noise(denoiser.schedule, x0, t, z), t, xi)
-    expected = mean_error(output, denoiser.target(x0, z, t)) / math.sqrt(2)
-    torch.testing.assert_close(loss(0.7) - loss(0.0), 0.7 * expected)
+    z = torch.randn(6, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    xt = add_noise(schedule, x0, t, z)
+    made = to_x0(prediction, schedule, Noisy()(xt, t, torch.zeros(6, 1, 2, dtype=torch.float64))[:, 0], xt, t)
+    alpha, sigma = (value[:, None] for value in schedule(t))
+    velocity = ((alpha + sigma) * made - xt) / sigma
+    torch.testing.assert_close(loss(0.7) - loss(0.0), 0.7 * (velocity - (x0 - z)).square().sum(1) / math.sqrt(2))
 
 
 def test_an_anchor_without_noise_is_a_multiple_of_the_classical_loss():
@@ -275,21 +268,26 @@ def test_an_anchor_without_noise_is_a_multiple_of_the_classical_loss():
 def test_the_posterior_still_minimises_an_anchored_loss():
     """Draws that are too wide, too narrow or off by a shift all score worse than the posterior's own."""
 
-    class Bent(Recorder):
+    class Bent(nn.Module):
         def __init__(self, spread, shift):
-            super().__init__(GaussianPosterior(0.0, 1.0))
-            self.spread, self.shift = spread, shift
+            super().__init__()
+            self.spread, self.shift, self.posterior = spread, shift, GaussianPosterior(0.0, 1.0)
 
-        def draw(self, xt, t, m=1, cond=None, generator=None):
-            draws, mean = super().draw(xt, t, m, cond, generator), self.posterior.mean(xt, t)[:, None]
-            return mean + self.spread * (draws - mean) + self.shift
+        def forward(self, xt, t, xi, cond=None):
+            std = self.posterior.variance(t).sqrt()[:, None, None]
+            return self.posterior.mean(xt, t)[:, None] + self.spread * std * xi + self.shift
 
     def score(spread, shift):
-        generator = torch.Generator().manual_seed(4)
-        return float(ConditionalLoss(m=4, anchor=1.0)(Bent(spread, shift), data(40000), generator=generator).mean())
+        generator, bent = torch.Generator().manual_seed(4), Denoiser(Bent(spread, shift), noise_shape=(2,))
+        return float(ConditionalLoss(m=4, anchor=1.0)(bent, data(40000), generator=generator).mean())
 
     best = score(1.0, 0.0)
     assert all(best < score(*bend) for bend in ((0.7, 0.0), (1.3, 0.0), (1.0, 0.1)))
+
+
+def test_an_anchor_wants_a_network():
+    with pytest.raises(ValueError, match="denoiser must be a Denoiser for an anchor, got 'GaussianPosterior'"):
+        ConditionalLoss(m=2, anchor=1.0)(GaussianPosterior(0.0, 1.0), data(4))
 
 
 def test_the_score_of_features_joins_that_of_pixels_by_its_weight():

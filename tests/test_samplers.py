@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from distdiff import Cosine, Denoiser, FlowMatching, GaussianPosterior, sample
+from distdiff import Cosine, Denoiser, FlowMatching, GaussianPosterior, MixturePosterior, sample
 from distdiff.baseline import SAMPLERS, sample_dpm, sample_with
 from distdiff.cli import main
 from distdiff.data.toy import Mixture2D
@@ -94,6 +94,82 @@ def test_conditioning_is_split_with_the_batch():
 def test_dpm_solver_is_ddim_for_one_and_two_steps_on_every_grid(denoiser, grid, steps):
     ours = sample_with(denoiser, (6, 2), steps, "ddim", grid=grid, seed=3)
     torch.testing.assert_close(sample_with(denoiser, (6, 2), steps, "dpm++", grid=grid, seed=3), ours)
+
+
+class Asked(torch.nn.Module):
+    """Predicts a shrunken x_t, plus noise; keeps what it was given of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.noisy = []
+
+    def forward(self, xt, t, xi=None, cond=None):
+        self.noisy.append(bool(xi.abs().sum() > 0))
+        return 0.5 * xt[:, None] + xi
+
+
+@pytest.mark.parametrize("churn", [0.0, 0.5])
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_hybrid_draws_once_and_then_follows_the_mean(steps, churn):
+    denoiser = Denoiser(Asked(), noise_shape=(2,), anchored=True)
+    seen = []
+    x = sample_with(denoiser, (5, 2), steps, "hybrid", churn, seed=3, callback=seen.append)
+    assert denoiser.network.noisy == [True] + [False] * (steps - 1)
+    first = sample_with(denoiser, (5, 2), 1, "distributional", seed=3)
+    torch.testing.assert_close(seen[0].x0, first)
+    if steps == 1:
+        torch.testing.assert_close(x, first)
+    sample_with(denoiser, (5, 2), steps, "dpm++", seed=3)
+    assert denoiser.network.noisy[-steps:] == [False] * steps
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("steps", [1, 3, 7])
+def test_hybrid_of_a_classical_model_is_dpm_solver(denoiser, steps, grid):
+    """At churn 0, where diffusers' code has the same steps."""
+    solver = sample_with(denoiser, (6, 2), steps, "dpm++", grid=grid, seed=3)
+    torch.testing.assert_close(sample_with(denoiser, (6, 2), steps, "hybrid", 0.0, grid=grid, seed=3), solver)
+
+
+def test_hybrid_with_churn_converges_to_the_data():
+    """A Gaussian's exact mean and draws give its standard deviation."""
+    exact = GaussianPosterior(1.0, 0.5)
+
+    class Exact(torch.nn.Module):
+        def forward(self, xt, t, xi=None, cond=None):
+            return exact.mean(xt, t)[:, None] + exact.variance(t).sqrt() * xi
+
+    denoiser = Denoiser(Exact(), noise_shape=(1,), anchored=True, safety=1e-3)
+    for churn in (0.0, 0.5, 1.0):
+        x = sample_with(denoiser, (4000, 1), 60, "hybrid", churn, grid="logsnr")
+        assert abs(float(x.mean()) - 1) < 0.03
+        assert abs(float(x.std()) - 0.5) < 0.02
+
+
+def test_hybrid_wants_a_mean_and_has_churn():
+    says = "sampler must be another one for a model trained without --loss.anchor, got 'hybrid'"
+    with pytest.raises(ValueError, match=says):
+        sample_with(Denoiser(Asked(), noise_shape=(2,)), (2, 2), 2, "hybrid")
+    settings = [s.name for s in plan([1, 2], [0.0, 0.5], ["distributional", "hybrid"])]
+    assert settings == ["churn 0.5", "churn 0", "churn 0.5", "hybrid, churn 0", "hybrid, churn 0.5"]
+    assert [s.name for s in plan([1], [0.0, 0.5], ["hybrid"])] == ["hybrid, churn 0.5"]
+
+
+def test_hybrid_comes_closer_to_the_modes_in_two_steps_than_the_solver_alone():
+    posterior = MixturePosterior(torch.tensor([[-1.0], [1.0]]), 0.05)
+
+    class Exact(torch.nn.Module):
+        def forward(self, xt, t, xi=None, cond=None):
+            if not xi.any():
+                return posterior.mean(xt, t)[:, None]
+            return posterior.draw(xt, t, 1, None, torch.Generator().manual_seed(0))
+
+    denoiser = Denoiser(Exact(), noise_shape=(1,), anchored=True)
+    hybrid, solver = (
+        float((sample_with(denoiser, (2000, 1), 2, name, churn).abs() - 1).abs().mean())
+        for name, churn in (("hybrid", 0.0), ("dpm++", None))
+    )
+    assert hybrid < 0.9 * solver
 
 
 @pytest.mark.parametrize("name", ["dpm++", "sde-dpm++"])

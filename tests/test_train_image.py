@@ -468,3 +468,17 @@ def test_only_pictures_have_features_and_patches(recipe, setting):
     config = RECIPES[recipe]["smoke"]
     with pytest.raises(ValueError, match="must be left out for data that are no pictures"):
         build_task(replace(config, loss=replace(config.loss, **setting)))
+
+
+def test_a_run_with_an_anchor_says_that_it_has_a_mean(tmp_path):
+    """So does a run that starts from it, for itself."""
+    anchored = replace(SMOKE, steps=2, loss=replace(SMOKE.loss, anchor=0.5))
+    finish(train(anchored, tmp_path / "run"))
+    assert load_pipeline(tmp_path / "run", "cpu").denoiser.has_mean
+    words = ("sample", "run", "--steps", "2", "--n", "2", "--sampler", "hybrid", "--out", "made")
+    assert command(*words, cwd=tmp_path).returncode == 0
+    finish(train(replace(SMOKE, steps=2, init=str(tmp_path / "run")), tmp_path / "next"))
+    assert not load_pipeline(tmp_path / "next", "cpu").denoiser.has_mean
+    refused = command("sample", "next", "--steps", "2", "--n", "2", "--sampler", "hybrid", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "sampler must be another one for a model trained without --loss.anchor" in refused.stderr

@@ -94,6 +94,7 @@ class Denoiser(nn.Module):
     Args:
         noise_shape: event shape of xi; None for a classical model, whose draws all coincide.
         safety: eta; times are clamped to [eta, 1 - eta] before the network sees them.
+        anchored: whether the draw at xi = 0 was trained to be the posterior mean (an `anchor` of `ConditionalLoss`).
     """
 
     own_noise = True  # draws row by row from a `SampleGenerator`, see `distdiff.random`
@@ -106,6 +107,7 @@ class Denoiser(nn.Module):
         prediction: str = "x0",
         noise_shape: Sequence[int] | None = None,
         safety: float = 1e-2,
+        anchored: bool = False,
     ) -> None:
         super().__init__()
         require_choice("prediction", prediction, PREDICTIONS)
@@ -116,6 +118,12 @@ class Denoiser(nn.Module):
         self.prediction = prediction
         self.noise_shape = None if noise_shape is None else tuple(noise_shape)
         self.safety = safety
+        self.anchored = anchored
+
+    @property
+    def has_mean(self) -> bool:
+        """Whether `mean` is the posterior mean: of a classical model, and of one that was trained with an anchor."""
+        return self.noise_shape is None or self.anchored
 
     @property
     def spans(self) -> bool:
@@ -152,14 +160,28 @@ class Denoiser(nn.Module):
         xi = randn((len(xt), m, *self.noise_shape), generator=generator, like=xt)
         return self.to_x0(self(xt, t, xi, cond, span), xt, t)
 
+    def draw_with_mean(
+        self, xt: Tensor, t: float | Tensor, m: int = 1, cond: Any = None, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """m draws, (n, m, *event), and what the network makes of xi = 0, (n, *event), in one pass."""
+        if self.noise_shape is None:
+            draws = self.draw(xt, t, m, cond, generator)
+            return draws, draws[:, 0]
+        t = row_times(t, xt)
+        xi = randn((len(xt), m, *self.noise_shape), generator=generator, like=xt)
+        draws = self.to_x0(self(xt, t, torch.cat([xi, torch.zeros_like(xi[:, :1])], dim=1), cond), xt, t)
+        return draws[:, :-1], draws[:, -1]
+
+    def mean(self, xt: Tensor, t: float | Tensor, cond: Any = None) -> Tensor:
+        """What the network makes of xi = 0, (n, *event): the posterior mean, for a denoiser that `has_mean`."""
+        if self.noise_shape is None:
+            return self.draw(xt, t, 1, cond)[:, 0]
+        t = row_times(t, xt)
+        return self.to_x0(self(xt, t, xt.new_zeros(len(xt), 1, *self.noise_shape), cond), xt, t)[:, 0]
+
     def to_x0(self, output: Tensor, xt: Tensor, t: Tensor) -> Tensor:
         """The x_0 that a prediction (n, m, *event) stands for."""
         return to_x0(self.prediction, self.schedule, output, xt[:, None], t.clamp_max(1 - self.safety))
-
-    def unit(self, t: Tensor) -> Tensor:
-        """How far x_0 moves when the network's prediction moves by one, at times t (n,)."""
-        t = t.clamp_max(1 - self.safety)
-        return to_x0(self.prediction, self.schedule, torch.ones_like(t), torch.zeros_like(t), t).abs()
 
     def target(self, x0: Tensor, z: Tensor, t: Tensor) -> Tensor:
         """What the network should have predicted for x_t = alpha_t x0 + sigma_t z."""

@@ -27,7 +27,7 @@ from .denoiser import DATA_STD, Denoiser, Draws, safe_interval
 from .kernel import Energy, Kernel, distance
 from .random import rand, randn
 from .schedule import ScheduleLike, add_noise, log_snr
-from .score import FeatureMaps, feature_score, mean_error, patch_score, require_population, score_loss
+from .score import FeatureMaps, feature_score, patch_score, require_population, score_loss
 
 __all__ = [
     "Batch",
@@ -159,10 +159,11 @@ class ConditionalLoss(_PopulationLoss):
     `feature_weight` adds so many times the score of `features` of the images to that mean: what a network that knows
     such images sees at each position, where differences of pixels say little about what looks wrong.
 
-    `anchor` adds the squared error of the population's mean, as diffusion models are trained: measured in the space
-    of the network's prediction, where all times are alike, so that the weighting leaves it alone; and as a mean over
-    the d numbers of an event times sqrt(d), to grow with d as the energy kernel of beta = 1 does. It is a score too,
-    of the mean alone, so that the posterior still minimises the sum.
+    `anchor` adds the loss of a classical diffusion model for the draw at xi = 0, which makes it the posterior mean:
+    the squared error of velocities, left alone by the weighting, as a mean over the d numbers of an event times
+    sqrt(d), to grow with d as the energy kernel of beta = 1 does. The score never sees that draw, for xi = 0 has no
+    mass, so that the posterior still minimises the sum; but the network learns to denoise from both terms, and
+    `Denoiser.mean` then serves samplers that want a mean.
     """
 
     patches: tuple[int, ...] = ()
@@ -178,7 +179,11 @@ class ConditionalLoss(_PopulationLoss):
         require(given, "features", self.features, "given where they have a weight")
 
     def values(self, denoiser: Draws, batch: Batch, generator: torch.Generator | None) -> Tensor:
-        draws = denoiser.draw(batch.xt, batch.t, self.m, batch.cond, generator)
+        if self.anchor:
+            require(isinstance(denoiser, Denoiser), "denoiser", type(denoiser).__name__, "a Denoiser for an anchor")
+            draws, mean = denoiser.draw_with_mean(batch.xt, batch.t, self.m, batch.cond, generator)  # type: ignore[attr-defined]
+        else:
+            draws, mean = denoiser.draw(batch.xt, batch.t, self.m, batch.cond, generator), None
         value = score_loss(self.kernel, draws, batch.x0, self.lam)
         if self.patches:
             parts = [patch_score(self.kernel, draws, batch.x0, self.lam, side) for side in self.patches]
@@ -186,10 +191,11 @@ class ConditionalLoss(_PopulationLoss):
         if self.feature_weight and self.features is not None:
             score = feature_score(self.kernel, draws, batch.x0, self.lam, self.features)
             value = (value + self.feature_weight * score) / (1 + self.feature_weight)
-        if not self.anchor:
+        if mean is None:
             return value
-        unit = denoiser.unit(batch.t) if isinstance(denoiser, Denoiser) else torch.ones_like(batch.t)
-        squared = mean_error(draws, batch.x0) / (unit.square() * self.weighting(denoiser.schedule, batch.t))
+        alpha, sigma = denoiser.schedule(batch.t)
+        error = (mean.to(torch.promote_types(mean.dtype, torch.float32)) - batch.x0).square().flatten(1).sum(1)
+        squared = error * (1 + alpha / sigma).square() / self.weighting(denoiser.schedule, batch.t)
         return value + self.anchor / batch.x0[0].numel() ** 0.5 * squared
 
 

@@ -51,6 +51,8 @@ class PolicySpec:
     words: tuple[str, ...]
     """Instructions it was trained on."""
     network: PolicyConfig
+    anchored: bool = False
+    """Whether its network makes the mean of no noise, see `distdiff.Denoiser`."""
 
     @property
     def state_size(self) -> int:
@@ -87,6 +89,7 @@ def build_policy_denoiser(spec: PolicySpec) -> Denoiser:
         prediction=own.prediction,
         noise_shape=(spec.chunk, own.noise_dim) if own.noise_dim else None,
         safety=own.safety,
+        anchored=spec.anchored,
     )
 
 

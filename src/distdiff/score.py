@@ -30,7 +30,6 @@ __all__ = [
     "feature_score",
     "interaction",
     "kernel_score",
-    "mean_error",
     "patch_score",
     "score_loss",
     "within",
@@ -108,18 +107,6 @@ def feature_score(kernel: Kernel, draws: Tensor, x0: Tensor, lam: float, feature
         size = (x0[0].numel() / of_x0[0].numel()) ** (getattr(kernel, "beta", 0.0) / 2)
         total = total + size * patch_score(kernel, of_draws.unflatten(0, draws.shape[:2]), of_x0, lam, 1)
     return total / len(real)
-
-
-def mean_error(draws: Tensor, x0: Tensor) -> Tensor:
-    """The squared error (n,) of the mean that draws (n, m, *event) are drawn around, against x0 (n, *event).
-
-    Unbiased for m >= 2, where it is the energy score at beta = 2 and lambda = 1, without its m**2 distances: the
-    products of the errors of different draws. A single draw is taken for the mean.
-    """
-    wide = torch.promote_types(torch.promote_types(draws.dtype, x0.dtype), torch.float32)
-    errors = (draws.to(wide) - x0[:, None].to(wide)).flatten(2)
-    m, own = errors.shape[1], errors.square().sum((1, 2))
-    return own if m == 1 else (errors.sum(1).square().sum(1) - own) / (m * (m - 1))
 
 
 def require_population(lam: float, m: int) -> None:

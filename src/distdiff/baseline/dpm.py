@@ -1,8 +1,9 @@
-"""DPM-Solver++ for classical models: diffusers' multistep scheduler on the library's times.
+"""DPM-Solver++ for models that have a mean: diffusers' multistep scheduler on the library's times.
 
 The network is asked at the grid's exact times (not at rounded timesteps), the first of which is where sampling starts,
-and hands the scheduler its x_0. With one or two steps the second-order correction never comes into play, so that
-dpm++ equals DDIM. The schedule must be flow matching, sigma = t, which is what `use_flow_sigmas` means.
+and hands the scheduler its x_0: the mean of a classical model, or of a distributional one with an anchor; a draw of one
+without. With one or two steps the second-order correction never comes into play, so that dpm++ equals DDIM. The
+schedule must be flow matching, sigma = t, which is what `use_flow_sigmas` means.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .._check import require, require_choice
-from ..denoiser import Draws
+from ..denoiser import Denoiser, Draws
 from ..random import randn
 from ..sample import Plan, Step
 from ..schedule import FlowMatching
@@ -58,9 +59,13 @@ def sample_dpm(
     scheduler.sigmas = times
     scheduler.timesteps = 1000 * times[:-1]
     x, generator = plan.start(0, plan.count)
+    means = isinstance(denoiser, Denoiser) and denoiser.has_mean
     for index, (t, s) in enumerate(pairwise(plan.times)):
         with plan.guard():
-            x0 = denoiser.draw(x, plan.clock[index], 1, cond, generator)[:, 0]
+            if means:
+                x0 = denoiser.mean(x, plan.clock[index], cond)  # type: ignore[attr-defined]
+            else:
+                x0 = denoiser.draw(x, plan.clock[index], 1, cond, generator)[:, 0]
         noisy = algorithm == "sde-dpm++" and s > 0
         z = randn(x.shape, generator=generator, like=x) if noisy else torch.zeros_like(x)
         xs = scheduler.step(x0, scheduler.timesteps[index], x, variance_noise=z, return_dict=False)[0].to(x.dtype)

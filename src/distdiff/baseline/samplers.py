@@ -3,6 +3,7 @@
     distributional   the library's own, with churn: each step draws x_0 and moves on by the transition
     sde, ddim        the same with churn 1 and 0, by the names that classical diffusion models know them by
     dpm++, sde-dpm++ diffusers' DPM-Solver++, deterministic and stochastic, for flow-matching models
+    hybrid           a draw, then second-order steps on the mean, with churn, for models trained with an anchor
     euler, mean-flow those of the peers, for networks that predict a velocity and a mean velocity
 
 `SAMPLERS` is the table that commands, evaluations and figures read: a further sampler is one more entry. In all of them
@@ -25,6 +26,7 @@ from ..peer.flow import require_velocity, sample_euler
 from ..peer.mean_flow import require_spans, sample_mean_flow
 from ..sample import Step, rows_of, sample
 from .dpm import require_flow, sample_dpm
+from .hybrid import require_mean, sample_hybrid
 
 __all__ = ["SAMPLERS", "Sampler", "require_sampler", "sample_with"]
 
@@ -49,6 +51,7 @@ SAMPLERS: dict[str, Sampler] = {
     "ddim": Sampler(partial(sample, churn=0.0)),
     "dpm++": Sampler(partial(sample_dpm, algorithm="dpm++"), check=require_flow),
     "sde-dpm++": Sampler(partial(sample_dpm, algorithm="sde-dpm++"), check=require_flow),
+    "hybrid": Sampler(sample_hybrid, churn=True, check=require_mean),
     "euler": Sampler(sample_euler, check=require_velocity),
     "mean-flow": Sampler(sample_mean_flow, check=require_spans, draws_at_one=False),
 }
@@ -77,7 +80,7 @@ def sample_with(
     """Samples (n, *event) by the sampler of a name.
 
     Args:
-        churn: of the distributional sampler, 1 by default; the others have none.
+        churn: of the distributional and the hybrid sampler, 1 by default; the others have none.
         seed: sample i uses seed + i; or a sequence of n seeds.
         cond: conditioning, split with the batch as in `sample`.
         batch_size: samples drawn at once; all by default.

@@ -20,7 +20,9 @@ class Setting:
 
     @property
     def name(self) -> str:
-        return self.sampler if self.churn is None else f"churn {self.churn:g}"
+        if self.churn is None:
+            return self.sampler
+        return f"churn {self.churn:g}" if self.sampler == "distributional" else f"{self.sampler}, churn {self.churn:g}"
 
 
 def check(steps: Sequence[int], churns: Sequence[float], samplers: Sequence[str], n: int, batch_size: int) -> None:
@@ -40,9 +42,7 @@ def plan(steps: Sequence[int], churns: Sequence[float], samplers: Sequence[str])
     """Every setting to be scored; one step is the same for all churns and samplers, and then done once."""
     for count in sorted(set(steps)):
         for name in samplers:
-            sampler = SAMPLERS[name]
-            if sampler.churn:
-                for churn in churns if count > 1 else churns[-1:]:
+            sampler, first = SAMPLERS[name], name == "distributional" or "distributional" not in samplers
+            if count > 1 or first or not sampler.draws_at_one:
+                for churn in (churns if count > 1 else churns[-1:]) if sampler.churn else (None,):
                     yield Setting(count, name, churn)
-            elif count > 1 or "distributional" not in samplers or not sampler.draws_at_one:
-                yield Setting(count, name, None)

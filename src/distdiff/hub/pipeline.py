@@ -87,6 +87,7 @@ class DistributionalPipeline(DiffusionPipeline):
             prediction=config.prediction_type,
             noise_shape=self.sample_shape if network.noise_channels else None,
             safety=config.safety,
+            anchored=config.anchored,
         )
         return denoiser.eval()
 

@@ -41,6 +41,7 @@ class DistributionalScheduler(SchedulerMixin, ConfigMixin):
         churn: 1 for the ancestral step, 0 for the deterministic one; the default of `set_timesteps`.
         grid: uniform, logsnr or edm; likewise.
         timestep_scale, timestep_shift: how a pretrained `UNet2DModel` counts time, scale * t + shift.
+        anchored: whether the network makes the posterior mean of no noise, see `distdiff.Denoiser`.
     """
 
     order = 1
@@ -55,6 +56,7 @@ class DistributionalScheduler(SchedulerMixin, ConfigMixin):
         grid: str = "uniform",
         timestep_scale: float = 1000.0,
         timestep_shift: float = 0.0,
+        anchored: bool = False,
     ) -> None:
         require_choice("prediction_type", prediction_type, PREDICTIONS)
         require_choice("grid", grid, GRIDS)

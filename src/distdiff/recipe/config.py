@@ -32,6 +32,7 @@ __all__ = [
     "RolloutConfig",
     "RunConfig",
     "UNetConfig",
+    "own_samplers",
 ]
 
 SCALES = ("paper", "small", "smoke")
@@ -232,7 +233,7 @@ class LossConfig:
     """Weight of the score of features, beside that of pixels, by a small network that first learns to classify the
     pictures; none in the paper."""
     anchor: float = 0.0
-    """Weight of the squared error of the population's mean, added to the score; 0 in the paper."""
+    """Weight of the classical loss of the draw made of no noise, which makes it the mean; 0 in the paper."""
     k: int = 4
     """Sampling steps that a student of moment-matching is trained for."""
     churn: float = 1.0
@@ -249,6 +250,11 @@ class LossConfig:
     """mean-flow: share of the data points with a span; the others train the velocity at a time."""
     power: float = 1.0
     """mean-flow: power p of the adaptive weight 1 / (error + 1e-3)**p; 0 for none."""
+
+
+def own_samplers(loss: LossConfig) -> tuple[str, ...]:
+    """The samplers to try for a distributional model trained with a loss, the one with churn first."""
+    return ("distributional", "hybrid") if loss.anchor else ("distributional",)
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ _SMOKE_GRID: dict[str, tuple[Any, ...]] = {"loss.lam": (0.0, 1.0), "loss.beta": 
 _AS_PAPER: dict[str, Any] = {
     "network.prediction": "x0",
     "network.branch_at": 0,
+    "network.noise_levels": 0,
     "loss.anchor": 0.0,
     "loss.weighting": "none",
 }

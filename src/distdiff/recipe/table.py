@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .config import FLOWS, ImageRun, PointsRun, RunConfig
+from .config import FLOWS, ImageRun, PointsRun, RunConfig, own_samplers
 from .image import IMAGES
 from .points import POINT_PEERS, STUDIES
 
@@ -107,8 +107,8 @@ class TableStudy:
     """The paper's numbers by column and NFE, where its experiment is the same."""
 
 
-def _columns(students: dict[int, str], peers: bool, short: bool) -> dict[str, Column]:
-    """The paper's columns, its future work, and the peers."""
+def _columns(students: dict[int, str], peers: bool, short: bool, own: tuple[str, ...]) -> dict[str, Column]:
+    """The paper's columns, its future work, and the peers; `own` are the samplers of distributional models."""
 
     def one(name: str) -> dict[int, str]:
         return {1: name}
@@ -116,10 +116,10 @@ def _columns(students: dict[int, str], peers: bool, short: bool) -> dict[str, Co
     columns = {
         "Diffusion": Column(one("diffusion"), ("distributional",), CHURNS),
         "DPM-Solver++": Column(one("diffusion"), ("dpm++", "sde-dpm++"), grids=("uniform", "logsnr", "edm")),
-        "Distributional": Column(one("distributional"), ("distributional",), CHURNS),
-        **({SHORT: Column(one("short"), ("distributional",), CHURNS)} if short else {}),
+        "Distributional": Column(one("distributional"), own, CHURNS),
+        **({SHORT: Column(one("short"), own, CHURNS)} if short else {}),
         "Distillation": Column(students, ("distributional",), (0.0, 0.25, 0.5, 0.75, 1.0)),
-        "Distributional student": Column(one("student"), ("distributional",), CHURNS),
+        "Distributional student": Column(one("student"), own, CHURNS),
     }
     if peers:
         columns |= {
@@ -167,7 +167,7 @@ def _study(
     models["student"] = Model(replace(ours, steps=steps, loss=replace(ours.loss, warmup=0)), "diffusion")
     if short is not None:
         models["short"] = Model(replace(ours, steps=short))
-    return TableStudy(models, _columns(students, peers, short is not None), **options)
+    return TableStudy(models, _columns(students, peers, short is not None, own_samplers(ours.loss)), **options)
 
 
 def _points(name: str, scale: str, **options: Any) -> TableStudy:

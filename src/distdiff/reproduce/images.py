@@ -22,6 +22,7 @@ from ..hub import load_pipeline
 from ..picture import grid
 from ..progress import reports
 from ..recipe import IMAGE_STUDIES, ImageStudy
+from ..recipe.config import own_samplers
 from ..train.image import held_out, read_images
 from .record import Record, table
 from .runs import train_runs
@@ -46,7 +47,7 @@ def compare(study: ImageStudy, runs: dict[str, Path]) -> dict[str, Evaluation]:
                 train,
                 reference,
                 churns=study.churns,
-                samplers=study.samplers if name == "diffusion" else study.samplers[:1],
+                samplers=study.samplers if name == "diffusion" else own_samplers(config.loss),
                 metric=study.metric,
                 n=study.n,
                 n_reference=study.n_reference,

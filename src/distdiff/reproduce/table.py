@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..baseline.samplers import SAMPLERS
 from ..figure import canvas, plain_ticks
 from ..recipe.config import RunConfig
 from ..recipe.table import SHORT, TABLES, Column, TableStudy
@@ -63,7 +64,7 @@ def settings_of(column: Column, nfe: int) -> list[Setting]:
     """All settings a column tries at a number of steps; with one step churn and solver make no difference."""
     found = []
     for sampler in column.samplers if nfe > 1 else column.samplers[:1]:
-        churns: Sequence[float | None] = column.churns if sampler == "distributional" else (None,)
+        churns: Sequence[float | None] = column.churns if SAMPLERS[sampler].churn else (None,)
         for churn in churns if nfe > 1 else churns[-1:]:
             found += [Setting(nfe, sampler, churn, grid) for grid in (column.grids if nfe > 1 else column.grids[:1])]
     return found

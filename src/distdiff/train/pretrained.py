@@ -59,6 +59,7 @@ def build_network(config: ImageRun, shape: Sequence[int], images: ImageSet) -> B
         unet, scheduler = _new(config, shape, images), _scheduler(config)
     else:
         unet, scheduler = _pretrained(config, shape, images)
+    scheduler.register_to_config(anchored=config.loss.anchor > 0)
     pipe = DistributionalPipeline(unet, scheduler)
     denoiser = pipe.denoiser.train()
     return Built(denoiser, unet, scheduler)

@@ -171,6 +171,7 @@ def _spec(config: RobotRun, windows: Windows, language: Tensor | None) -> Policy
         language_size=0 if language is None else language.shape[1],
         words=windows.episodes.tasks if language is not None else (),
         network=config.network,
+        anchored=config.loss.anchor > 0,
     )
 
 

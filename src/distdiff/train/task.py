@@ -252,6 +252,7 @@ def load_denoiser(path: str | Path, device: str = "auto") -> tuple[Denoiser, Poi
         config = replace(config, network=settings)
     denoiser = build_denoiser(config.network)
     load_weights(denoiser, tensors, folder.weights)
+    denoiser.anchored = config.loss.anchor > 0
     return denoiser.to(pick_device(device)).eval().requires_grad_(False), config
 
 
