@@ -153,6 +153,9 @@ def test_hybrid_wants_a_mean_and_has_churn():
     settings = [s.name for s in plan([1, 2], [0.0, 0.5], ["distributional", "hybrid"])]
     assert settings == ["churn 0.5", "churn 0", "churn 0.5", "hybrid, churn 0", "hybrid, churn 0.5"]
     assert [s.name for s in plan([1], [0.0, 0.5], ["hybrid"])] == ["hybrid, churn 0.5"]
+    anchored = Denoiser(Asked(), noise_shape=(2,), anchored=True)
+    unsaid = sample_with(anchored, (2, 2), 3, "hybrid")
+    assert torch.equal(unsaid, sample_with(anchored, (2, 2), 3, "hybrid", 0.0))
 
 
 def test_hybrid_comes_closer_to_the_modes_in_two_steps_than_the_solver_alone():

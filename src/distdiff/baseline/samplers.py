@@ -22,11 +22,11 @@ from torch import Tensor
 
 from .._check import require, require_choice, require_count
 from ..denoiser import Draws
+from ..hybrid import require_mean, sample_hybrid
 from ..peer.flow import require_velocity, sample_euler
 from ..peer.mean_flow import require_spans, sample_mean_flow
 from ..sample import Step, rows_of, sample
 from .dpm import require_flow, sample_dpm
-from .hybrid import require_mean, sample_hybrid
 
 __all__ = ["SAMPLERS", "Sampler", "require_sampler", "sample_with"]
 
@@ -39,6 +39,8 @@ class Sampler:
     """Called as draw(denoiser, shape, steps, [churn=,] grid=, seed=, cond=, callback=)."""
     churn: bool = False
     """Whether it takes a churn."""
+    default: float = 1.0
+    """The churn of one that takes it, unless told."""
     check: Callable[[Draws], None] = lambda denoiser: None
     """Raises if a denoiser is not for it."""
     draws_at_one: bool = True
@@ -51,7 +53,7 @@ SAMPLERS: dict[str, Sampler] = {
     "ddim": Sampler(partial(sample, churn=0.0)),
     "dpm++": Sampler(partial(sample_dpm, algorithm="dpm++"), check=require_flow),
     "sde-dpm++": Sampler(partial(sample_dpm, algorithm="sde-dpm++"), check=require_flow),
-    "hybrid": Sampler(sample_hybrid, churn=True, check=require_mean),
+    "hybrid": Sampler(sample_hybrid, churn=True, default=0.0, check=require_mean),
     "euler": Sampler(sample_euler, check=require_velocity),
     "mean-flow": Sampler(sample_mean_flow, check=require_spans, draws_at_one=False),
 }
@@ -80,7 +82,7 @@ def sample_with(
     """Samples (n, *event) by the sampler of a name.
 
     Args:
-        churn: of the distributional and the hybrid sampler, 1 by default; the others have none.
+        churn: of the distributional (1 by default) and the hybrid sampler (0); the others have none.
         seed: sample i uses seed + i; or a sequence of n seeds.
         cond: conditioning, split with the batch as in `sample`.
         batch_size: samples drawn at once; all by default.
@@ -89,7 +91,7 @@ def sample_with(
     require_sampler(sampler, denoiser)
     entry = SAMPLERS[sampler]
     require(entry.churn or churn is None, "churn", churn, f"left out for {sampler}")
-    options = {"churn": 1.0 if churn is None else churn} if entry.churn else {}
+    options = {"churn": entry.default if churn is None else churn} if entry.churn else {}
     n, event = shape[0], tuple(shape[1:])
     size = max(n, 1) if batch_size is None else batch_size
     require_count("batch_size", size)

@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 Scale = Literal["paper", "small", "smoke"]
-SAMPLER_HELP = f"Any of {', '.join(SAMPLERS)}, with commas; only the first has churn, only it is for models with noise."
+SAMPLER_HELP = f"Any of {', '.join(SAMPLERS)}, with commas; distributional and hybrid have churn."
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class SampleArgs:
     n: int | None = None
     """Samples; 4096 points or 64 pictures by default."""
     sampler: Annotated[str, tyro.conf.arg(help=f"One of {', '.join(SAMPLERS)}.")] = "distributional"
-    churn: float = 1.0
-    """Of the distributional sampler: 1 for the ancestral step, 0 for the deterministic one."""
+    churn: float | None = None
+    """1 for the ancestral step, 0 for the deterministic one; by default 1, or 0 for hybrid."""
     grid: Literal["uniform", "logsnr", "edm"] = "uniform"
     """Spacing of the times."""
     seed: int = 0

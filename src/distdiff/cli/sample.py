@@ -31,7 +31,7 @@ def draw_points(
     steps: int,
     n: int,
     sampler: str = "distributional",
-    churn: float = 1.0,
+    churn: float | None = None,
     grid: str = "uniform",
     seed: int = 0,
     batch_size: int | None = None,
@@ -70,7 +70,7 @@ def draw_images(
     steps: int,
     n: int,
     sampler: str = "distributional",
-    churn: float = 1.0,
+    churn: float | None = None,
     grid: str = "uniform",
     seed: int = 0,
     batch_size: int | None = None,
@@ -122,13 +122,15 @@ def draw_images(
     (out / "samples.json").write_text(json.dumps(settings, indent=2) + "\n")
 
 
-def _check(steps: int, n: int, sampler: str, churn: float, seed: int, batch_size: int) -> float | None:
+def _check(steps: int, n: int, sampler: str, churn: float | None, seed: int, batch_size: int) -> float | None:
     """Raise the first thing wrong; the churn, for a sampler that takes one."""
     require_count("steps", steps)
     require_count("n", n)
-    require_between("churn", churn, 0, 1)
+    if churn is not None:
+        require_between("churn", churn, 0, 1)
     require_count("batch_size", batch_size)
     require_seed(seed)
     require_seed(seed + n - 1)
     require_sampler(sampler)
-    return churn if SAMPLERS[sampler].churn else None
+    entry = SAMPLERS[sampler]
+    return (entry.default if churn is None else churn) if entry.churn else None

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._check import require
-from ..denoiser import Denoiser, Draws
-from ..random import randn
-from ..sample import Plan, Step
-from ..schedule import as_time, log_snr
+from ._check import require
+from .denoiser import Denoiser, Draws
+from .random import randn
+from .sample import Plan, Step
+from .schedule import as_time, log_snr
 
 __all__ = ["require_mean", "sample_hybrid"]
 
