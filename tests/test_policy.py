@@ -176,6 +176,19 @@ def test_a_policy_plans_the_same_after_it_was_saved_and_loaded(run: RobotRun, tm
     assert loaded.spec == policy.spec
 
 
+def test_a_policy_remembers_its_anchor(run: RobotRun, tmp_path: Path) -> None:
+    """The classical loss of plans made of no noise: the saved policy then knows that it has a mean."""
+    list(train(replace(run, loss=replace(run.loss, anchor=1.0)), tmp_path / "anchored"))
+    list(train(run, tmp_path / "plain"))
+    anchored, plain = (Policy.load(tmp_path / name, "cpu") for name in ("anchored", "plain"))
+    assert (anchored.spec.anchored, anchored.denoiser.has_mean) == (True, True)
+    assert (plain.spec.anchored, plain.denoiser.has_mean) == (False, False)
+    seen = {"state": np.full((2, 2, 5), 250.0)}
+    first, again = (anchored.plan(seen, steps=3, sampler="hybrid", seeds=[1, 2]) for _ in range(2))
+    np.testing.assert_array_equal(first, again)
+    assert np.isfinite(first).all()
+
+
 def test_a_resumed_robot_run_ends_with_the_weights_of_an_uninterrupted_one(run: RobotRun, tmp_path: Path) -> None:
     list(train(run, tmp_path / "whole"))
     for progress in train(run, tmp_path / "torn"):

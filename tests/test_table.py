@@ -51,6 +51,33 @@ def test_settings_are_chosen_by_the_mean_of_other_scores_than_those_reported():
     assert found.std == pytest.approx(2**0.5)
 
 
+def test_chosen_settings_are_scored_on_further_sets(tmp_path):
+    """By other samples than those they were chosen by, for the models of all seeds, and once."""
+    columns = {"A": Column({1: "diffusion"}, ("distributional",), (0.0, 1.0))}
+    study = replace(SMOKE, columns=columns, nfe=(2,), sets=2)
+    jobs = table.jobs_of(study, tmp_path, study.seeds, {"diffusion": SMOKE.models["diffusion"].run})
+    run_jobs(jobs, 1, "runs")
+    first = [job.scores() for job in jobs]
+    further = table.score_further(study, jobs, columns)
+    best = table.chosen(columns["A"], 2, first)
+    for job, before in zip(further, first, strict=True):
+        found = job.scores()
+        assert set(found) == {*before, best._replace(draw=1), best._replace(draw=2)}
+        assert {setting: found[setting] for setting in before} == before
+        assert len({found[best._replace(draw=draw)].score for draw in range(3)}) == 3
+    values = [
+        (job.scores()[best._replace(draw=1)].score + job.scores()[best._replace(draw=2)].score) / 2 for job in further
+    ]
+    assert table.cells(study, further, columns)["A"][2].values == pytest.approx(tuple(values))
+    apart = [
+        abs(job.scores()[best._replace(draw=1)].score - job.scores()[best._replace(draw=2)].score) for job in further
+    ]
+    assert table.scatter(further) == pytest.approx(sum(apart) / len(apart) / 2**0.5)
+    files = [job.file.stat().st_mtime_ns for job in further]
+    table.score_further(study, jobs, columns)
+    assert [job.file.stat().st_mtime_ns for job in further] == files
+
+
 def cell(mean: float) -> table.Cell:
     return table.Cell(mean, 0.5, (mean,), "churn 0", "m")
 

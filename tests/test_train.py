@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from distdiff import RBF, ConditionalLoss, Energy, discrepancy, sample
+from distdiff.baseline import sample_with
 from distdiff.data.toy import Checkerboard, Mixture2D
 from distdiff.random import BlockGenerator, rand, stream
 from distdiff.recipe import RECIPES, SCALES, STUDIES
@@ -53,6 +54,17 @@ def test_the_same_seed_gives_the_same_weights_and_another_does_not(tmp_path):
     a, b, c = (load_file(tmp_path / name / "weights.safetensors") for name in "abc")
     assert all(torch.equal(a[key], b[key]) for key in a)
     assert not all(torch.equal(a[key], c[key]) for key in a)
+
+
+def test_points_trained_with_an_anchor_have_a_mean_and_others_do_not(tmp_path):
+    finish(train(replace(SMOKE, loss=replace(SMOKE.loss, anchor=1.0)), tmp_path / "anchored"))
+    finish(train(SMOKE, tmp_path / "plain"))
+    anchored, plain = (load_denoiser(tmp_path / name, "cpu")[0] for name in ("anchored", "plain"))
+    x, t = torch.randn(4, 2), torch.tensor(0.5)
+    torch.testing.assert_close(anchored.mean(x, t), anchored.to_x0(anchored(x, t, torch.zeros(4, 1, 2)), x, t)[:, 0])
+    assert sample_with(anchored, (5, 2), 3, "hybrid").isfinite().all()
+    with pytest.raises(ValueError, match=r"trained without --loss\.anchor"):
+        sample_with(plain, (5, 2), 3, "hybrid")
 
 
 @pytest.mark.parametrize("stop", [1, 7, 10, 13])

@@ -4,8 +4,8 @@ A study lists the models to train and the columns that are read off them: one mo
 classical model is sampled by the SDE or DDIM, by DPM-Solver++, and as flow matching by Euler), and one column several
 models (a distilled student is trained for a number of steps). Every model has the width, data, batch and, unless it is
 a student, the gradient steps of the distributional one. `matched` lists models that are trained once more, for the
-wall time that the distributional model took. The other way round, points have a distributional model of fewer
-steps, meant to take no longer than a teacher and its student.
+wall time that the distributional model took. The other way round, points and digits have a distributional model of
+fewer steps, meant to take no longer than a teacher and its student.
 
 At `small` a distilled student is trained for fewer steps than its teacher and at a smaller learning rate, which was
 found to be better as well as faster: with more steps its samples drift away again. `paper` keeps the settings and the
@@ -95,6 +95,8 @@ class TableStudy:
     """D (points), fd or fid."""
     n: int = 2048
     """Samples a score."""
+    sets: int = 0
+    """Further sets of so many samples, on which a chosen setting is scored; 0: scored on those it was chosen by."""
     n_reference: int | None = None
     """Held-out data compared with; all by default."""
     workers: int = 1
@@ -170,17 +172,21 @@ def _study(
     return TableStudy(models, _columns(students, peers, short is not None, own_samplers(ours.loss)), **options)
 
 
+_NO_MOMENTUM = (0.0, 0.99)
+"""Adam's constants of short distillations: with momentum student and auxiliary oscillate, and some runs diverge."""
+
+
 def _points(name: str, scale: str, **options: Any) -> TableStudy:
     lengths = {"paper": Students(steps=20_000), "small": Students(steps=800, lr=3e-4), "smoke": Students(steps=10)}
-    without_momentum = replace(lengths[scale], betas=(0.0, 0.99))  # with it, student and auxiliary oscillate here
-    return _study(name, scale, without_momentum, **options)
+    return _study(name, scale, replace(lengths[scale], betas=_NO_MOMENTUM), **options)
 
 
 _PAPER_STUDENTS = Students(steps=100_000, lr=1e-4, ema=0.9999)
 
 
 def _images(name: str, scale: str, **options: Any) -> TableStudy:
-    lengths = {"paper": _PAPER_STUDENTS, "small": Students((4, 8), steps=600, lr=3e-4), "smoke": Students(steps=2)}
+    small = Students((4, 8), steps=600, lr=3e-4, betas=_NO_MOMENTUM)
+    lengths = {"paper": _PAPER_STUDENTS, "small": small, "smoke": Students(steps=2)}
     return _study(name, scale, lengths[scale], **options)
 
 
@@ -206,7 +212,7 @@ TABLES: dict[str, dict[str, TableStudy]] = {
     },
     "digits": {
         "paper": _images("digits", "paper", metric="fd"),
-        "small": _images("digits", "small", metric="fd", n=720, workers=2, matched=_PEERS),
+        "small": _images("digits", "small", metric="fd", n=720, sets=4, workers=2, matched=_PEERS, short=2_000),
         "smoke": _images("digits", "smoke", metric="fd", **_TINY),
     },
     "fashion-mnist": {

@@ -3,7 +3,7 @@
 A finished run is never trained again, an interrupted one goes on, and scores that are there are not measured again, so
 that a table that was stopped can be started with the same command. Every setting is scored twice on the same samples:
 against data by which settings are chosen (the training pictures, or other held-out points) and against the held-out
-data that the table reports.
+data that the table reports. Chosen settings may be scored again on further sets of samples.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ class Setting(NamedTuple):
     sampler: str
     churn: float | None
     grid: str
+    draw: int = 0
+    """Which set of samples: 0 is the one that settings are chosen by."""
 
     @property
     def name(self) -> str:
@@ -155,7 +157,7 @@ def run_jobs(jobs: Sequence[Job], workers: int, label: str) -> None:
                 else:
                     left.pop(job.name)
                     done += 1
-                    console.print(f"{job.name}: trained in {RunFolder(job.folder).seconds():.0f} s")
+                    console.print(f"{job.name}: done, {RunFolder(job.folder).seconds():.0f} s of training")
                 advance(to=done)
     if failed:
         raise FailedRuns(failed, "the others are kept, and the same command tries these again")
@@ -183,8 +185,8 @@ def scorer(job: Job) -> PointScorer | ImageScorer:
 
 
 def _draw(denoiser: Any, shape: Sequence[int], setting: Setting, **options: Any) -> torch.Tensor:
-    """Samples of a setting; sample i has the same seed in every setting and model."""
-    seed = stream(0, "table")
+    """Samples of a setting; sample i of a set has the same seed in every setting and model."""
+    seed = stream(setting.draw, "table")
     return sample_with(denoiser, shape, setting.nfe, setting.sampler, setting.churn, setting.grid, seed, **options)
 
 
