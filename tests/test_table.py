@@ -39,6 +39,14 @@ def test_a_column_asks_the_model_trained_for_that_many_steps_or_the_next_above()
     assert [column.model(nfe) for nfe in (1, 2, 3, 4, 8, 15)] == ["a", "a", "b", "b", "c", "c"]
 
 
+def test_no_two_settings_of_a_table_have_the_same_name():
+    study = TABLES["digits"]["small"]
+    for column in study.columns.values():
+        names = [setting.name for setting in table.settings_of(column, 8)]
+        assert len(set(names)) == len(names)
+    assert Setting(8, "hybrid", 0.5, "edm").name == "hybrid, churn 0.5 edm"
+
+
 def test_settings_are_chosen_by_the_mean_of_other_scores_than_those_reported():
     low, high = Setting(2, "distributional", 0.0, "uniform"), Setting(2, "distributional", 1.0, "uniform")
     jobs = [

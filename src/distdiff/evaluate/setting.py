@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from .._check import require, require_between, require_count
 from ..baseline.samplers import SAMPLERS, require_sampler
 
-__all__ = ["Setting", "check", "plan"]
+__all__ = ["Setting", "check", "name_of", "plan"]
+
+
+def name_of(sampler: str, churn: float | None) -> str:
+    """How tables and figures call a sampler: the library's own by its churn alone."""
+    if churn is None:
+        return sampler
+    return f"churn {churn:g}" if sampler == "distributional" else f"{sampler}, churn {churn:g}"
 
 
 @dataclass(frozen=True)
@@ -20,9 +27,7 @@ class Setting:
 
     @property
     def name(self) -> str:
-        if self.churn is None:
-            return self.sampler
-        return f"churn {self.churn:g}" if self.sampler == "distributional" else f"{self.sampler}, churn {self.churn:g}"
+        return name_of(self.sampler, self.churn)
 
 
 def check(steps: Sequence[int], churns: Sequence[float], samplers: Sequence[str], n: int, batch_size: int) -> None:

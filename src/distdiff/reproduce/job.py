@@ -25,6 +25,7 @@ from ..baseline.samplers import sample_with
 from ..data.toy import TOYS
 from ..evaluate.points import Reference as PointReference
 from ..evaluate.points import floor as point_floor
+from ..evaluate.setting import name_of
 from ..progress import bar, console
 from ..random import stream
 from ..recipe.config import ImageRun, PointsRun, RunConfig
@@ -52,10 +53,7 @@ class Setting(NamedTuple):
 
     @property
     def name(self) -> str:
-        return " ".join(
-            [self.sampler if self.churn is None else f"churn {self.churn:g}"]
-            + ([self.grid] if self.grid != "uniform" else [])
-        )
+        return name_of(self.sampler, self.churn) + (f" {self.grid}" if self.grid != "uniform" else "")
 
 
 class Pair(NamedTuple):
