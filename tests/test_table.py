@@ -65,7 +65,7 @@ def test_chosen_settings_are_scored_on_further_sets(tmp_path):
     study = replace(SMOKE, columns=columns, nfe=(2,), sets=2)
     jobs = table.jobs_of(study, tmp_path, study.seeds, {"diffusion": SMOKE.models["diffusion"].run})
     run_jobs(jobs, 1, "runs")
-    first = [job.scores() for job in jobs]
+    first, spent = [job.scores() for job in jobs], [job.spent() for job in jobs]
     further = table.score_further(study, jobs, columns)
     best = table.chosen(columns["A"], 2, first)
     for job, before in zip(further, first, strict=True):
@@ -81,6 +81,7 @@ def test_chosen_settings_are_scored_on_further_sets(tmp_path):
         abs(job.scores()[best._replace(draw=1)].score - job.scores()[best._replace(draw=2)].score) for job in further
     ]
     assert table.scatter(further) == pytest.approx(sum(apart) / len(apart) / 2**0.5)
+    assert all(job.spent() > before for job, before in zip(further, spent, strict=True))
     files = [job.file.stat().st_mtime_ns for job in further]
     table.score_further(study, jobs, columns)
     assert [job.file.stat().st_mtime_ns for job in further] == files

@@ -94,6 +94,10 @@ class Job:
     def floor(self) -> float:
         return float(self._read()["floor"])
 
+    def spent(self) -> float:
+        """Seconds of training and scoring so far."""
+        return RunFolder(self.folder).seconds() + float(self._read().get("seconds", 0.0))
+
     def _read(self) -> dict[str, Any]:
         if not self.file.is_file():
             return {}
@@ -115,7 +119,7 @@ class Job:
         """Score the trained model at each setting that has no score yet."""
         score = scorer(self)
         found = self.scores()
-        started = time.perf_counter()
+        started = time.perf_counter() - float(self._read().get("seconds", 0.0))
         for setting in self.settings:
             if setting not in found:
                 found[setting] = score.pair(setting)

@@ -281,7 +281,7 @@ def make(name: str, study: TableStudy, record: Record) -> None:
     """Train and score what is left, and write the table."""
     runs = {model: entry.run for model, entry in study.models.items()}
     jobs = jobs_of(study, record.folder, study.seeds, runs)
-    record.earlier = sum(RunFolder(job.folder).seconds() for job in jobs) / study.workers
+    record.earlier = sum(job.spent() for job in jobs) / study.workers
     run_jobs(jobs, study.workers, f"table {name}")
     jobs = score_further(study, jobs, study.columns)
     publish(name, study, record, jobs, [])
