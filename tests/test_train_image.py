@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from distdiff.data.image import to_float
 from distdiff.hub import load_pipeline
+from distdiff.nn.perceptual import Perceptual
 from distdiff.random import BlockGenerator, rand, randn
 from distdiff.recipe import RECIPES, ImageRun
 from distdiff.recipe.config import EvaluationConfig, PreviewConfig
@@ -393,6 +394,11 @@ class TestBlocks:
         ({"loss": {"patches": (9,)}}, "loss.patches must be in"),
         ({"loss": {"features": -1.0}}, "loss.features must be a number of at least 0, got -1.0"),
         ({"loss": {"kind": "joint", "features": 1.0}}, "loss.features must be left out unless loss.kind is cond"),
+        (
+            {"loss": {"perceptual_weights": "alexnet"}},
+            "loss.perceptual_weights must be left out where loss.features is",
+        ),
+        ({"loss": {"features": 1.0, "perceptual_weights": "no"}}, "perceptual weights must be a file that exists"),
         ({"loss": {"features": 1.0}, "latent": "nowhere"}, "loss.features must be 0 in the latents"),
         ({"precision": "fp16"}, "precision must be no or bf16 on a CPU"),
         ({"accumulate": 0}, "accumulate must be a whole number"),
@@ -460,6 +466,31 @@ def test_features_that_were_learned_tell_digits_apart_and_have_the_scale_of_pict
     assert [tuple(a.shape[1:]) for a in maps] == [(16, 8, 8), (32, 4, 4), (64, 2, 2)]
     for found in maps:
         assert abs(float(found.var(0).mean().sqrt()) - 0.5) < 0.05
+
+
+def test_a_run_can_score_the_features_of_a_perceptual_network(tmp_path):
+    """They have the scale of pictures, enter the loss, and do not keep a run from being resumed exactly."""
+    torch.manual_seed(0)
+    file = tmp_path / "weights.safetensors"
+    save_file(Perceptual("alexnet").state_dict(), file)
+    loss = replace(SMOKE.loss, features=1.0, perceptual_weights=str(file))
+    config = replace(SMOKE, data=replace(SMOKE.data, limit=200), loss=loss)
+    task = build_task(config)
+    task.learn()
+    pictures = to_float(task.load(list(range(100)))[0])
+    maps = task.features(pictures)
+    assert [tuple(a.shape[1:]) for a in maps[:3]] == [(64, 13, 13), (192, 6, 6), (384, 2, 2)]  # of 56 by 56 pixels
+    for found in maps:
+        assert abs(float(found.var(0).mean().sqrt()) - 0.5) < 0.1
+    finish(train(config, tmp_path / "whole"))
+    finish(train(replace(config, loss=SMOKE.loss), tmp_path / "plain"))
+    assert not same(
+        *({k: v for k, v in weights(tmp_path / n).items() if k[:6] == "model."} for n in ("whole", "plain"))
+    )
+    for _ in islice(train(config, tmp_path / "torn"), 3):
+        pass
+    finish(train(config, tmp_path / "torn", resume=True))
+    assert same(weights(tmp_path / "torn"), weights(tmp_path / "whole"))
 
 
 @pytest.mark.parametrize("recipe", ["checkerboard", "pusht"])

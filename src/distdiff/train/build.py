@@ -114,6 +114,8 @@ def build_loss(config: LossConfig, data: Tensor, features: FeatureMaps | None = 
         value = getattr(config, name)
         fits = config.kind == "conditional" or not value
         require(fits, f"loss.{name}", value, "left out unless loss.kind is conditional")
+    scored = config.features > 0 or config.perceptual_weights is None
+    require(scored, "loss.perceptual_weights", config.perceptual_weights, "left out where loss.features is 0")
     weightings: dict[str, Weighting] = {"none": NoWeighting(), "sigmoid": Sigmoid(config.bias), "spread": Spread()}
     weighting = weightings[config.weighting]
     if config.kind == "regression":

@@ -139,7 +139,8 @@ class ImageTask(PictureTask):
         with seeded(config.seed, "weights"):
             self.built = build_network(config, self.shape, self.images)
         self.model: Denoiser = self.built.denoiser
-        self.features = build_features(self.images, config.seed) if config.loss.features else None
+        weights = config.loss.perceptual_weights
+        self.features = build_features(self.images, config.seed, weights) if config.loss.features else None
         self.loss = build_loss(config.loss, self._for_median(), self.features)
         self.modules = denoiser_modules(self.model, self.loss)
         if self.features is not None:
