@@ -27,7 +27,7 @@ def run(out: Path) -> Path:
     make_folder(out)
     study = IMAGE_DEMO
     console.print("Two models, same data, same network, same number of training steps: which one samples in few steps?")
-    runs, *_ = train_runs(study.models, out)
+    runs, *_ = train_runs(study.models, out, side_by_side=True)
     found = compare(study, runs)
     best = {name: {e.steps: e for e in best_entries(found[name].entries)} for name in ROWS}
     real, _ = held_out(study.models["distributional"], "auto").batch(list(range(SHOWN)))

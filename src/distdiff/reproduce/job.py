@@ -9,12 +9,11 @@ data that the table reports. Chosen settings may be scored again on further sets
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +28,8 @@ from ..evaluate.setting import name_of
 from ..progress import bar, console
 from ..random import stream
 from ..recipe.config import ImageRun, PointsRun, RunConfig
-from ..train import RunFolder, load_denoiser, train
+from ..train import RunFolder, load_denoiser
+from .runs import train_here
 
 __all__ = ["Job", "Pair", "Setting", "run_jobs"]
 
@@ -167,18 +167,7 @@ def run_jobs(jobs: Sequence[Job], workers: int, label: str) -> None:
 
 def work(job: Job) -> None:
     """Train and measure one model: in a process of its own."""
-    torch.set_num_threads(job.threads)
-    os.environ["OMP_NUM_THREADS"] = str(job.threads)
-    folder = RunFolder(job.folder)
-    done = folder.done(job.config)
-    if done != job.config.steps:
-        resume = done is not None and bool(folder.steps())
-        parent = parent_process()
-        steps = train(job.config, job.folder, resume=resume, overwrite=not resume)
-        for _ in steps:
-            if parent is not None and not parent.is_alive():
-                steps.close()  # a table that was killed leaves nobody behind who trains in its folder or waits
-                os._exit(1)
+    train_here(job.config, job.folder, job.threads)
     job.measure()
 
 
