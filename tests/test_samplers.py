@@ -123,6 +123,23 @@ def test_hybrid_draws_once_and_then_follows_the_mean(steps, churn):
     assert denoiser.network.noisy[-steps:] == [False] * steps
 
 
+@pytest.mark.parametrize("churn", [0.0, 0.5, None])
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_settle_goes_the_way_of_the_draws_and_ends_at_the_mean(steps, churn):
+    denoiser = Denoiser(Asked(), noise_shape=(2,), anchored=True)
+    drawn, settled = [], []
+    sample_with(denoiser, (5, 2), steps, "distributional", churn, seed=3, callback=drawn.append)
+    denoiser.network.noisy.clear()
+    x = sample_with(denoiser, (5, 2), steps, "settle", churn, seed=3, callback=settled.append)
+    assert denoiser.network.noisy == ([True] if steps == 1 else [True] * (steps - 1) + [False])
+    for a, b in zip(drawn[:-1], settled[:-1], strict=True):
+        torch.testing.assert_close(a.xs, b.xs)
+    last = settled[-1]
+    torch.testing.assert_close(x, drawn[0].x0 if steps == 1 else denoiser.mean(last.xt, last.t))
+    with pytest.raises(ValueError, match=r"trained without --loss\.anchor, got 'settle'"):
+        sample_with(Denoiser(Asked(), noise_shape=(2,)), (2, 2), 2, "settle")
+
+
 @pytest.mark.parametrize("grid", GRIDS)
 @pytest.mark.parametrize("steps", [1, 3, 7])
 def test_hybrid_of_a_classical_model_is_dpm_solver(denoiser, steps, grid):

@@ -9,6 +9,10 @@ by half a step along the line through the last two, in half the log-SNR :math:`\
 
 where r and :math:`\hat x_0'` are time and estimate of the step before. The move itself is the library's transition,
 with churn. At churn 0 and 1 that is DPM-Solver++(2M) and its stochastic twin. The last step ends at the mean.
+
+`means` says how many of the last steps follow the mean, in place of all but the first. With one of them every step
+draws until the last, which settles at the mean: what is left to decide there is grain, and a draw that is not quite the
+posterior's gets grain wrong.
 """
 
 from __future__ import annotations
@@ -29,10 +33,10 @@ from .schedule import as_time, log_snr
 __all__ = ["require_mean", "sample_hybrid"]
 
 
-def require_mean(denoiser: Draws) -> None:
-    """Raise if a denoiser has no mean."""
+def require_mean(denoiser: Draws, sampler: str = "hybrid") -> None:
+    """Raise if a denoiser has no mean, which a sampler wants."""
     has = isinstance(denoiser, Denoiser) and denoiser.has_mean
-    require(has, "sampler", "hybrid", "another one for a model trained without --loss.anchor")
+    require(has, "sampler", sampler, "another one for a model trained without --loss.anchor")
 
 
 @torch.no_grad()
@@ -46,15 +50,20 @@ def sample_hybrid(
     *,
     cond: Any = None,
     callback: Callable[[Step], object] | None = None,
+    means: int | None = None,
 ) -> Tensor:
-    """Samples (n, *event); sample i uses seed + i. `callback` is called after each step."""
+    """Samples (n, *event); sample i uses seed + i. `callback` is called after each step.
+
+    The last `means` steps follow the mean; all but the first by default, which always draws.
+    """
     require_mean(denoiser)
+    drawn = 1 if means is None else max(1, steps - means)
     plan = Plan(denoiser, shape, steps, churn, grid, seed, None, None)
     x, generator = plan.start(0, plan.count)
     spans = [b - a for a, b in pairwise(float(log_snr(denoiser.schedule, as_time(t))) / 2 for t in plan.times)]
     before: Tensor | None = None
     for index, ((t, s), move) in enumerate(zip(pairwise(plan.times), plan.moves, strict=True)):
-        if before is None:
+        if before is None or index < drawn:
             x0 = estimate = denoiser.draw(x, plan.clock[index], 1, cond, generator)[:, 0]
         else:
             x0 = estimate = denoiser.mean(x, plan.clock[index], cond)

@@ -4,6 +4,7 @@
     sde, ddim        the same with churn 1 and 0, by the names that classical diffusion models know them by
     dpm++, sde-dpm++ diffusers' DPM-Solver++, deterministic and stochastic, for flow-matching models
     hybrid           a draw, then second-order steps on the mean, with churn, for models trained with an anchor
+    settle           draws with churn, but for the last step, which ends at the mean, for the same models
     euler, mean-flow those of the peers, for networks that predict a velocity and a mean velocity
 
 `SAMPLERS` is the table that commands, evaluations and figures read: a further sampler is one more entry. In all of them
@@ -54,6 +55,7 @@ SAMPLERS: dict[str, Sampler] = {
     "dpm++": Sampler(partial(sample_dpm, algorithm="dpm++"), check=require_flow),
     "sde-dpm++": Sampler(partial(sample_dpm, algorithm="sde-dpm++"), check=require_flow),
     "hybrid": Sampler(sample_hybrid, churn=True, default=0.0, check=require_mean),
+    "settle": Sampler(partial(sample_hybrid, means=1), churn=True, check=partial(require_mean, sampler="settle")),
     "euler": Sampler(sample_euler, check=require_velocity),
     "mean-flow": Sampler(sample_mean_flow, check=require_spans, draws_at_one=False),
 }
@@ -82,7 +84,7 @@ def sample_with(
     """Samples (n, *event) by the sampler of a name.
 
     Args:
-        churn: of the distributional (1 by default) and the hybrid sampler (0); the others have none.
+        churn: of distributional and settle (1 by default) and hybrid (0); the others have none.
         seed: sample i uses seed + i; or a sequence of n seeds.
         cond: conditioning, split with the batch as in `sample`.
         batch_size: samples drawn at once; all by default.

@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 Scale = Literal["paper", "small", "smoke"]
-SAMPLER_HELP = f"Any of {', '.join(SAMPLERS)}, with commas; distributional and hybrid have churn."
+SAMPLER_HELP = f"Any of {', '.join(SAMPLERS)}, with commas; distributional, hybrid and settle have churn."
 
 
 @dataclass(frozen=True)

@@ -256,7 +256,7 @@ class LossConfig:
 
 def own_samplers(loss: LossConfig) -> tuple[str, ...]:
     """The samplers to try for a distributional model trained with a loss, the one with churn first."""
-    return ("distributional", "hybrid") if loss.anchor else ("distributional",)
+    return ("distributional", "hybrid", "settle") if loss.anchor else ("distributional",)
 
 
 @dataclass(frozen=True)
