@@ -14,9 +14,9 @@ from distdiff._check import FailedRuns
 from distdiff.cli import main
 from distdiff.recipe import TABLES
 from distdiff.recipe.table import Column
-from distdiff.reproduce import job as job_module
+from distdiff.reproduce import runs as runs_module
 from distdiff.reproduce import table
-from distdiff.reproduce.job import ImageScorer, Job, Pair, Setting, run_jobs
+from distdiff.reproduce.job import ImageScorer, Job, Pair, Setting, run_jobs, work
 from distdiff.reproduce.page import page
 from distdiff.train import RunFolder
 from distdiff.train.folder import alone
@@ -237,11 +237,11 @@ def test_a_worker_whose_table_was_killed_saves_and_leaves(tmp_path, monkeypatch)
     def leave(code):
         raise SystemExit(code)
 
-    monkeypatch.setattr(job_module, "parent_process", lambda: SimpleNamespace(is_alive=lambda: False))
-    monkeypatch.setattr(job_module.os, "_exit", leave)
+    monkeypatch.setattr(runs_module, "parent_process", lambda: SimpleNamespace(is_alive=lambda: False))
+    monkeypatch.setattr(runs_module.os, "_exit", leave)
     job = Job("a", SMOKE.models["distributional"].run, tmp_path / "a", (), "D", 64, None)
     with pytest.raises(SystemExit):
-        job_module.work(job)
+        work(job)
     assert RunFolder(job.folder).steps() == [1]
     assert not job.file.exists()
 
