@@ -31,8 +31,9 @@ def train_runs(
     done = {name: runs[name].done(config) for name, config in models.items()}
     earlier = sum(runs[name].seconds() for name, steps in done.items() if steps is not None)
     left = {name: config for name, config in models.items() if done[name] != config.steps}
-    for name in models.keys() - left.keys():
-        console.print(f"{name}: finished before in {runs[name].path}")
+    for name in models:
+        if name not in left:
+            console.print(f"{name}: finished before in {runs[name].path}")
     together = side_by_side and len(left) > 1 and torch.get_num_threads() >= len(left) and not _on_devices(left)
     while left:
         name, config = next(iter(left.items()))
