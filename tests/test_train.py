@@ -17,7 +17,7 @@ from distdiff.random import BlockGenerator, rand, stream
 from distdiff.recipe import RECIPES, SCALES, STUDIES
 from distdiff.recipe.config import LossConfig, OptimConfig, PointsRun
 from distdiff.train import RunFolder, build_data, build_denoiser, build_loss, check, load_denoiser, train
-from distdiff.train.loop import TrainState, learning_rate
+from distdiff.train.loop import TrainState, build_task, learning_rate
 from distdiff.train.task import DenoiserObjective
 
 SMOKE = RECIPES["mixture2d"]["smoke"]
@@ -221,6 +221,29 @@ def test_learning_rate_warms_up_and_decays():
     assert learning_rate(replace(optim, warmup=0, decay="constant"), 0, 100) == 2.0
 
 
+def test_a_restarted_learning_rate_is_that_of_two_runs():
+    once = OptimConfig(lr=2.0, warmup=10, decay="cosine")
+    twice = replace(once, restart=60)
+    rates = [learning_rate(twice, step, 100) for step in range(100)]
+    assert rates[:60] == [learning_rate(once, step, 60) for step in range(60)]
+    assert rates[60:] == [learning_rate(once, step, 40) for step in range(40)]
+
+
+def test_a_restart_must_come_before_the_end(tmp_path):
+    config = replace(SMOKE, steps=5, optim=replace(SMOKE.optim, restart=5))
+    with pytest.raises(ValueError, match=r"optim\.restart must be less than the 5 steps, got 5"):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_training_on_a_cpu_flushes_denormal_numbers():
+    torch.set_flush_denormal(False)
+    tiny = torch.tensor([1e-40])
+    assert (tiny * 1).item() != 0
+    build_task(replace(SMOKE, device="cpu"))
+    assert (tiny * 1).item() == 0
+
+
 class TestFolder:
     @pytest.fixture
     def run(self, tmp_path):
@@ -323,7 +346,9 @@ def test_the_paper_scale_holds_the_papers_numbers():
     assert (config.loss.beta, config.loss.lam, config.loss.m, config.loss.weighting) == (0.1, 1.0, 32, "sigmoid")
     assert (config.network.width, config.network.depth, config.network.time_width) == (64, 4, 2048)
     assert config.network.safety == 1e-2
-    assert config.optim == OptimConfig(1e-3, (0.9, 0.999), 1e-8, 100, "constant", 1.0, 0.99)
+    assert config.optim == OptimConfig(
+        kind="adam", lr=1e-3, betas=(0.9, 0.999), eps=1e-8, warmup=100, decay="constant", clip=1.0, ema=0.99
+    )
     assert STUDIES["checkerboard"]["paper"].steps == (5, 10, 50, 100, 1000)
     assert STUDIES["checkerboard"]["paper"].points == 4096
     diffusion = RECIPES["checkerboard-diffusion"]["paper"]
@@ -384,6 +409,22 @@ def test_the_warm_up_scores_a_single_draw_and_then_the_population():
     assert not torch.equal(alone, population)
     assert all(torch.equal(value(step), alone) for step in (0, 2))
     assert all(torch.equal(value(step), population) for step in (3, 9))
+
+
+def test_the_warm_up_of_an_anchored_loss_trains_the_mean_and_leaves_the_noise_alone():
+    denoiser = build_denoiser(SMOKE.network)
+    full = ConditionalLoss(kernel=Energy(1.0), lam=1.0, m=4, anchor=0.5)
+    objective = DenoiserObjective(denoiser, full, warmup=3)
+    x0 = torch.randn(8, 2, generator=torch.Generator().manual_seed(0))
+    value = objective(x0, None, torch.Generator().manual_seed(1), 0)
+    # the population's score falls away when the draws do: what is left of the anchored loss is the warm-up's
+    anchored = full(denoiser, x0, None, torch.Generator().manual_seed(1))
+    plain = replace(full, anchor=0.0)(denoiser, x0, None, torch.Generator().manual_seed(1))
+    torch.testing.assert_close(value, anchored - plain, rtol=1e-4, atol=1e-5)
+    value.mean().backward()
+    noise = denoiser.network.noise.weight
+    assert noise.grad is None or not noise.grad.any()
+    assert any(p.grad is not None and p.grad.any() for p in denoiser.parameters())
 
 
 def test_a_run_resumed_within_its_warm_up_is_the_uninterrupted_one(tmp_path):

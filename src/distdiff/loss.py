@@ -11,12 +11,13 @@ All of them draw times t, noise the data to :math:`x_t`, ask the denoiser for dr
 - `MarginalLoss`: the score of the draws against :math:`x_0` over such a group, blind to :math:`x_t`. Any transport of
   p_t to p_0 minimises it.
 - `RegressionLoss`: squared error of a single prediction, in the space of what the network predicts.
+- `MeanLoss`: the same for the draw that a distributional model makes of no noise, which becomes the posterior mean.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -35,6 +36,7 @@ __all__ = [
     "JointLoss",
     "Loss",
     "MarginalLoss",
+    "MeanLoss",
     "NoWeighting",
     "RegressionLoss",
     "Sigmoid",
@@ -159,11 +161,9 @@ class ConditionalLoss(_PopulationLoss):
     `feature_weight` adds so many times the score of `features` of the images to that mean: what a network that knows
     such images sees at each position, where differences of pixels say little about what looks wrong.
 
-    `anchor` adds the loss of a classical diffusion model for the draw at xi = 0, which makes it the posterior mean:
-    the squared error of velocities, left alone by the weighting, as a mean over the d numbers of an event times
-    sqrt(d), to grow with d as the energy kernel of beta = 1 does. The score never sees that draw, for xi = 0 has no
-    mass, so that the posterior still minimises the sum; but the network learns to denoise from both terms, and
-    `Denoiser.mean` then serves samplers that want a mean.
+    `anchor` adds so many times the `MeanLoss`, left alone by the weighting. The score never sees the draw at xi = 0,
+    which has no mass, so that the posterior still minimises the sum; but the network learns to denoise from both terms,
+    and `Denoiser.mean` then serves samplers that want a mean.
     """
 
     patches: tuple[int, ...] = ()
@@ -193,10 +193,35 @@ class ConditionalLoss(_PopulationLoss):
             value = (value + self.feature_weight * score) / (1 + self.feature_weight)
         if mean is None:
             return value
-        alpha, sigma = denoiser.schedule(batch.t)
-        error = (mean.to(torch.promote_types(mean.dtype, torch.float32)) - batch.x0).square().flatten(1).sum(1)
-        squared = error * (1 + alpha / sigma).square() / self.weighting(denoiser.schedule, batch.t)
-        return value + self.anchor / batch.x0[0].numel() ** 0.5 * squared
+        return value + self.anchor * velocity_error(denoiser, batch, mean) / self.weighting(denoiser.schedule, batch.t)
+
+    @property
+    def start(self) -> Loss:
+        """A cheap loss for the first steps of a training: of the mean alone if there is an anchor, else of one draw."""
+        return MeanLoss(scale=self.anchor) if self.anchor else replace(self, m=1, lam=0.0)
+
+
+def velocity_error(denoiser: Draws, batch: Batch, mean: Tensor) -> Tensor:
+    """Squared error (n,) of the velocities that means (n, *event) of x_0 stand for.
+
+    It is a mean over the d numbers of an event times sqrt(d), to grow with d as the energy kernel of beta = 1 does.
+    """
+    alpha, sigma = denoiser.schedule(batch.t)
+    error = (mean.to(torch.promote_types(mean.dtype, torch.float32)) - batch.x0).square().flatten(1).sum(1)
+    return error * (1 + alpha / sigma).square() / batch.x0[0].numel() ** 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanLoss(Loss):
+    """The loss of a classical diffusion model for the draw at xi = 0, `scale` times: the squared error of velocities.
+
+    It leaves the weights that the noise goes through as they are.
+    """
+
+    scale: float = 1.0
+
+    def values(self, denoiser: Denoiser, batch: Batch, generator: torch.Generator | None) -> Tensor:
+        return self.scale * velocity_error(denoiser, batch, denoiser.mean(batch.xt, batch.t, batch.cond))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -116,7 +116,7 @@ def evaluate_command(argv: Sequence[str]) -> str:
         evaluate_points_run(args.run, out, **own, **options)
     else:
         require(args.repeats is None, "repeats", args.repeats, "left out for pictures")
-        own = {name: getattr(args, name) for name in ("split", "screen", "inception")}
+        own = {name: getattr(args, name) for name in ("split", "screen", "screen_by", "inception")}
         own |= {"n": _or(args.n, 2048), "batch_size": _or(args.batch_size, 256), "n_reference": args.reference}
         evaluate_images_run(args.run, out, metric=args.metric or "fid", **own, **options)
     return f"Done. Look at {out / 'scores.png'} and {out / 'metrics.json'}"

@@ -124,7 +124,10 @@ class EvaluateArgs:
     split: str = "auto"
     """Split compared with: test, then validation, then the one trained on, by default."""
     screen: bool = True
-    """With fid and several settings: choose one at each number of steps by fd and compute FID for that one only."""
+    """With fid and several settings: choose one at each number of steps by a cheaper metric, and compute FID for that
+    one only."""
+    screen_by: Literal["fd", "kid"] = "fd"
+    """The cheaper metric: fd, which takes seconds, or the KID of 512 samples, which sees what FID sees."""
     inception: str | None = None
     """File of FID's network, or torch-fidelity; the installed package's by default."""
     grid: Literal["uniform", "logsnr", "edm"] = "uniform"

@@ -2,7 +2,8 @@
 
 Samples carry labels as frequent as in the reference, and sample i uses seed + i whatever the settings, so that rows of
 a table differ by their settings alone. FID is slow on a CPU: with several churns (or samplers) it is computed only for
-the one that the fast `fd` finds best at each number of steps, which also keeps the choice apart from the score.
+the one that a cheaper metric finds best at each number of steps: the fast `fd`, which also keeps the choice apart from
+the score, or the KID of a few samples, which looks at what FID looks at.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from .inception import Extractor, load_inception
 from .kept import KeptScores
 from .setting import Setting, check, plan
 
-__all__ = ["Entry", "Evaluation", "best_entries", "evaluate"]
+__all__ = ["NAMES", "Entry", "Evaluation", "best_entries", "evaluate"]
+
+NAMES = {"fid": "FID", "kid": "KID", "fd": "fd"}
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Evaluation:
     entries: list[Entry]
     """Scores of the metric; with FID and several churns only the chosen ones."""
     screened: list[Entry]
-    """Scores of the fast metric by which churns were chosen, where they were."""
+    """Scores of the cheaper metric by which churns were chosen, where they were."""
     floor: Score
     """The score of held-out real pictures: what a perfect model would get."""
     settings: dict[str, Any] = field(default_factory=dict)
@@ -63,10 +66,10 @@ class Evaluation:
         }
 
 
-def best_entries(entries: Sequence[Entry]) -> list[Entry]:
+def best_entries(entries: Sequence[Entry], by: Literal["frechet", "kid"] = "frechet") -> list[Entry]:
     """The entry with the least distance at each number of steps."""
     steps = sorted({entry.steps for entry in entries})
-    return [min((e for e in entries if e.steps == n), key=lambda e: e.score.frechet) for n in steps]
+    return [min((e for e in entries if e.steps == n), key=lambda e: getattr(e.score, by)) for n in steps]
 
 
 class _Sampler:
@@ -112,6 +115,7 @@ def evaluate(
     grid: str = "uniform",
     batch_size: int = 256,
     screen: bool = True,
+    screen_by: Literal["fd", "kid"] = "fd",
     n_screen: int = 512,
     inception: str | None = None,
     kept: KeptScores | None = None,
@@ -122,14 +126,15 @@ def evaluate(
     Args:
         train: the set that the features of the fast metric are learned on.
         reference: the pictures compared with, held out if there are such; `n_reference` of them, all by default.
-        screen: with FID and several settings at a number of steps, choose one by the fast metric first, on
-            `n_screen` samples.
+        screen: with FID and several settings at a number of steps, choose one by a cheaper metric first, `screen_by`,
+            on `n_screen` samples.
         inception: where FID's network is found; see `load_inception`.
         kept: where scores are written down as they come, and looked up first.
         report: called with a label and a total, gives a function that is told the progress.
     """
     check(steps, churns, samplers, n, batch_size)
     require_choice("metric", metric, ("fid", "fd"))
+    require_choice("screen_by", screen_by, ("fd", "kid"))
     for name in samplers:
         require_sampler(name, pipe.denoiser)
     available = len(reference)
@@ -161,15 +166,16 @@ def evaluate(
         found = compute() if kept is None else kept.get(compute, **how)
         return Entry(setting.steps, setting.sampler, setting.churn, found)
 
-    screened: list[Entry] = []
-    if metric == "fid" and several and screen:
-        quick = fast_reference()
-        screened = [score(quick, setting, min(n, n_screen)) for setting in settings]
-        settings = list[Setting](best_entries(screened))
     if extractor is None:
         main = fast_reference()
     else:
         main = Reference(extractor, reference, n_reference, seed, callback=report("real pictures", n_reference))
+    screened: list[Entry] = []
+    if metric == "fid" and several and screen:
+        by_kid = screen_by == "kid"
+        quick = main if by_kid else fast_reference()
+        screened = [score(quick, setting, min(n, n_screen)) for setting in settings]
+        settings = list[Setting](best_entries(screened, "kid" if by_kid else "frechet"))
     entries = [score(main, setting, n) for setting in settings]
     ground = floor(main, held, min(n, len(held) if held else available - main.n), callback=report("floor", n))
     how = {
@@ -182,7 +188,7 @@ def evaluate(
         "seed": seed,
         "grid": grid,
         "size": reference.size,
-        "churn_chosen_by": f"fd of {min(n, n_screen)} samples" if screened else "the score" if several else "given",
+        "churn_chosen_by": f"{NAMES[screen_by]} of {min(n, n_screen)} samples" if screened else "the score" if several else "given",
         "floor_from": f"{(held or reference).split} split",
     }
     return Evaluation(metric, entries, screened, ground, how)

@@ -241,7 +241,8 @@ class LossConfig:
     churn: float = 1.0
     """Churn of the steps that a student of moment-matching is trained on."""
     warmup: int = 0
-    """Steps at the start with a single draw and no interaction: cheap ones, that teach the network to denoise."""
+    """Steps at the start that teach the network to denoise, cheaply: with the anchor alone if there is one, else with a
+    single draw and no interaction."""
     weighting: Literal["none", "sigmoid", "spread"] = "sigmoid"
     """Weight of each time in the loss: the same for all, falling with the noise, or one over the posterior's spread."""
     bias: float = 0.0
@@ -281,8 +282,10 @@ class ReconstructionConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
+    kind: Literal["adam", "muon"] = "adam"
+    """adam is the paper's; muon orthogonalises the steps of matrices and kernels, which learn more from few steps."""
     lr: float = 1e-3
-    """Adam's learning rate."""
+    """Learning rate, of Adam's scale."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Adam's averaging constants."""
     eps: float = 1e-8
@@ -291,6 +294,8 @@ class OptimConfig:
     """Steps of cosine warm-up."""
     decay: Literal["constant", "cosine"] = "constant"
     """Learning rate after the warm-up."""
+    restart: int = 0
+    """Step at which the course of the learning rate begins anew, as if what follows was another run; 0 for never."""
     clip: float = 1.0
     """Largest norm of the gradient."""
     ema: float = 0.99

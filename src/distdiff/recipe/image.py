@@ -242,7 +242,11 @@ class ImageStudy:
     samplers: tuple[str, ...] = ("distributional", "dpm++", "sde-dpm++")
     """Samplers tried for the classical model; the distributional one has its own."""
     metric: Literal["fid", "fd"] = "fid"
-    """The score. With fid, churn and sampler are chosen by fd."""
+    """The score."""
+    screen_by: Literal["fd", "kid"] = "fd"
+    """What churn and sampler are chosen by, for fid."""
+    n_screen: int = 512
+    """Samples for that choice."""
     classical_steps: tuple[int, ...] | None = None
     """Numbers of steps of the classical model, if not all of them."""
     n: int = 2048

@@ -15,7 +15,7 @@ import torch
 
 from ..baseline import sample_with
 from ..data.image import to_uint8
-from ..evaluate.image import Entry, Evaluation, best_entries, evaluate
+from ..evaluate.image import NAMES, Entry, Evaluation, best_entries, evaluate
 from ..evaluate.kept import KeptScores
 from ..figure import COLORS, canvas, plain_ticks
 from ..hub import load_pipeline
@@ -29,7 +29,6 @@ from .runs import train_runs
 
 __all__ = ["EXPERIMENTS", "compare", "plot_scores", "samples_of", "score_table"]
 
-NAMES = {"fid": "FID", "fd": "fd"}
 Report = Callable[[str, int], Callable[[int], object]]
 
 
@@ -49,6 +48,8 @@ def compare(study: ImageStudy, runs: dict[str, Path]) -> dict[str, Evaluation]:
                 churns=study.churns,
                 samplers=study.samplers if name == "diffusion" else own_samplers(config.loss),
                 metric=study.metric,
+                screen_by=study.screen_by,
+                n_screen=study.n_screen,
                 n=study.n,
                 n_reference=study.n_reference,
                 seed=study.seed,

@@ -53,13 +53,16 @@ def check_run(config: RunConfig) -> None:
                 "tracker must be tensorboard or none unless wandb is installed: pip install wandb"
             ) from None
     _check_optim(config.optim)
+    restart = config.optim.restart
+    require(restart == 0 or restart < config.steps, "optim.restart", restart, f"less than the {config.steps} steps")
 
 
 def _check_optim(optim: OptimConfig) -> None:
     require_positive("optim.lr", optim.lr)
     require_positive("optim.eps", optim.eps)
     require_positive("optim.clip", optim.clip)
-    require_count("optim.warmup", optim.warmup, least=0)
+    for name in ("warmup", "restart"):
+        require_count(f"optim.{name}", getattr(optim, name), least=0)
     for name, value in (("optim.ema", optim.ema), *(("optim.betas", b) for b in optim.betas)):
         require(0 <= value < 1, name, value, "in [0, 1)")
 

@@ -1,4 +1,4 @@
-"""The training loop: Accelerate, Adam, warm-up, clipping, averaged weights, and a run folder that survives.
+"""The training loop: Accelerate, an optimiser, warm-up, clipping, averaged weights, and a run folder that survives.
 
 `train` is a generator that yields its progress, so that a command line can draw a bar and a notebook can watch. The
 rows, noise and dropout of a step are functions of the seed and the step's number. A resumed run therefore continues as
@@ -27,6 +27,7 @@ from ..random import BlockGenerator, stream
 from ..recipe.config import AutoencoderRun, ImageRun, OptimConfig, PointsRun, RobotRun, RunConfig
 from .build import pick_device
 from .folder import RunFolder, flatten, load_weights
+from .optimizer import build_optimizer
 from .task import Phase, PointsTask, Task, rows_in_order, seeded
 
 __all__ = ["Progress", "TrainState", "build_task", "check", "learning_rate", "train"]
@@ -47,8 +48,13 @@ class Progress(NamedTuple):
 
 
 def learning_rate(optim: OptimConfig, step: int, steps: int) -> float:
-    """The rate of step `step` (from 0): cosine warm-up, then constant or cosine decay to 0 at `steps`."""
+    """The rate of step `step` (from 0): cosine warm-up, then constant or cosine decay to 0 at `steps`.
+
+    With a restart this course is run through twice: up to that step, and from it on.
+    """
     rate = optim.lr
+    if optim.restart:
+        step, steps = (step, optim.restart) if step < optim.restart else (step - optim.restart, steps - optim.restart)
     if step < optim.warmup:
         rate *= (1 - math.cos(math.pi * (step + 1) / optim.warmup)) / 2
     if optim.decay == "cosine":
@@ -66,7 +72,13 @@ def _averaging(decay: float) -> Callable[..., None]:
 
 
 def build_task(config: RunConfig) -> Task:
-    """Check every setting, read the data and build the modules. Nothing is written."""
+    """Check every setting, read the data and build the modules. Nothing is written.
+
+    On a CPU this thread, and those that torch starts from it, flush denormal numbers to zero from here on: gradients of
+    saturated activations are full of them, and a processor can take twice the time for a step because of that.
+    """
+    if pick_device(config.device).type == "cpu":
+        torch.set_flush_denormal(True)
     if isinstance(config, PointsRun):
         return PointsTask(config)
     if isinstance(config, ImageRun):
@@ -155,12 +167,8 @@ class TrainState:
             module.to(self.device, **layout)
         self.ema = AveragedModel(task.model, multi_avg_fn=_averaging(config.optim.ema))
         self.ema.module.eval()
-        optim, fused = config.optim, self.device.type != "mps"
         self.phases: list[Phase] = task.phases()
-        self.optimizers = [
-            torch.optim.Adam(phase.parameters, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=fused)
-            for phase in self.phases
-        ]
+        self.optimizers = [build_optimizer(phase.parameters, config.optim, self.device) for phase in self.phases]
         if config.compile:
             for module in task.modules.values():
                 getattr(module, "network", module).compile()

@@ -107,7 +107,7 @@ class DenoiserObjective(nn.Module):
     def __init__(self, denoiser: Denoiser, loss: Loss, warmup: int = 0) -> None:
         super().__init__()
         self.denoiser, self.loss, self.warmup = denoiser, loss, warmup
-        self.first = replace(loss, m=1, lam=0.0) if isinstance(loss, ConditionalLoss) else loss
+        self.first = loss.start if isinstance(loss, ConditionalLoss) else loss
 
     def forward(self, x0: Tensor, cond: Any, generator: torch.Generator, step: int) -> Tensor:
         return (self.first if step < self.warmup else self.loss)(self.denoiser, x0, cond, generator)
