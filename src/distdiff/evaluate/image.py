@@ -178,6 +178,7 @@ def evaluate(
         settings = list[Setting](best_entries(screened, "kid" if by_kid else "frechet"))
     entries = [score(main, setting, n) for setting in settings]
     ground = floor(main, held, min(n, len(held) if held else available - main.n), callback=report("floor", n))
+    chosen_by = f"{NAMES[screen_by]} of {min(n, n_screen)} samples"
     how = {
         "metric": metric,
         "features": main.extractor.name,
@@ -188,7 +189,7 @@ def evaluate(
         "seed": seed,
         "grid": grid,
         "size": reference.size,
-        "churn_chosen_by": f"{NAMES[screen_by]} of {min(n, n_screen)} samples" if screened else "the score" if several else "given",
+        "churn_chosen_by": chosen_by if screened else "the score" if several else "given",
         "floor_from": f"{(held or reference).split} split",
     }
     return Evaluation(metric, entries, screened, ground, how)

@@ -155,10 +155,10 @@ _DISTRIBUTIONAL: dict[str, dict[str, ImageRun]] = {
         replace(PAPER, data=_FASHION, network=replace(PAPER.network, multipliers=(1, 2, 2))),
         replace(
             SMALL,
-            steps=3_500,
+            steps=4_500,
             channels_last=True,
             data=replace(_FASHION, label_column="none"),
-            network=replace(SMALL.network, refine=8, prediction="edm"),
+            network=replace(SMALL.network, width=32, refine=8, prediction="edm"),
             loss=replace(
                 SMALL.loss,
                 m=2,
@@ -168,6 +168,7 @@ _DISTRIBUTIONAL: dict[str, dict[str, ImageRun]] = {
                 anchor=1.0,
                 weighting="spread",
             ),
+            optim=replace(SMALL.optim, kind="muon"),
         ),
         replace(SMOKE, data=_DIGITS),
     ),
@@ -266,7 +267,9 @@ _TINY = {"steps": (1, 2), "metric": "fd", "n": 64}
 IMAGE_STUDIES: dict[str, dict[str, ImageStudy]] = {
     "fashion-mnist": {
         "paper": ImageStudy(_pair("fashion-mnist", "paper"), n=50_000),
-        "small": ImageStudy(_pair("fashion-mnist", "small"), classical_steps=(4, 8), n_reference=2_500),
+        "small": ImageStudy(
+            _pair("fashion-mnist", "small"), classical_steps=(4, 8), screen_by="kid", n_screen=256, n_reference=2_500
+        ),
         "smoke": ImageStudy(_pair("fashion-mnist", "smoke"), **_TINY),  # type: ignore[arg-type]
     },
     "digits": {

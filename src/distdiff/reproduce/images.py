@@ -111,7 +111,7 @@ def samples_of(path: Path, entry: Entry, count: int, seed: int, device: str) -> 
 def run(name: str, scale: str, out: Path) -> None:
     study = IMAGE_STUDIES[name][scale]
     record = Record(name, scale, study, out)
-    runs, seconds, record.earlier = train_runs(study.models, record.folder)
+    runs, seconds, record.earlier = train_runs(study.models, record.folder, side_by_side=True)
     found = compare(study, runs)
     record.results |= {"train_seconds": seconds} | {model: e.as_dict() for model, e in found.items()}
     few = min(study.steps, key=lambda n: abs(n - 4))

@@ -63,7 +63,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": lr, "betas": betas, "eps": eps})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -85,11 +85,12 @@ class Muon(torch.optim.Optimizer):
         """Step of matrices of one shape, which are orthogonalised together."""
         looked_ahead = []
         for p in alike:
-            state = self.state[p]
+            state, grad = self.state[p], p.grad
+            assert grad is not None
             if not state:
                 state["momentum"] = torch.zeros_like(p)
-            state["momentum"].lerp_(p.grad, 1 - MOMENTUM)  # type: ignore[arg-type]
-            looked_ahead.append(p.grad.lerp(state["momentum"], MOMENTUM).flatten(1))  # type: ignore[union-attr]
+            state["momentum"].lerp_(grad, 1 - MOMENTUM)
+            looked_ahead.append(grad.lerp(state["momentum"], MOMENTUM).flatten(1))
         steps = orthogonalize(torch.stack(looked_ahead))
         size = RMS * max(steps.shape[-2:]) ** 0.5
         for p, step in zip(alike, steps, strict=True):
