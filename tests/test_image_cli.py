@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from distdiff.baseline import sample_dpm
 from distdiff.cli import main
 from distdiff.data.image import load_images
 from distdiff.evaluate import image
+from distdiff.evaluate.frechet import Score
 from distdiff.evaluate.image import best_entries, evaluate
 from distdiff.nn import MLP
 from distdiff.recipe import RECIPES
@@ -186,6 +188,36 @@ def test_without_held_out_pictures_half_of_the_set_is_the_floor():
     found = evaluate(Stamp(train), train, train, steps=[1], churns=[1.0], n=100)
     assert found.settings["n_reference"] == 200
     assert found.floor.frechet > 1e-3
+
+
+@pytest.mark.parametrize(("by", "chosen"), [("fd", 0.0), ("kid", 1.0)])
+def test_fid_is_computed_for_what_the_cheaper_metric_prefers(monkeypatch, by, chosen):
+    """Scores in which the distance prefers churn 0, and the KID churn 1."""
+    asked = []
+
+    class Scripted:
+        def __init__(self, extractor, images, n=None, seed=0, callback=None):
+            self.extractor, self.n, self.metric = extractor, n, "fid" if extractor.name == "inception" else "fd"
+
+        def score(self, samples, callback=None):
+            first = sum(metric == self.metric and n == len(samples) for metric, n in asked) == 0
+            asked.append((self.metric, len(samples)))
+            frechet, kid = (1.0, 0.2) if first else (2.0, 0.1)
+            return Score(self.metric, frechet, kid, 0.0, len(samples), 1)
+
+    extractor = SimpleNamespace(name="inception", key="0", resize="none")
+    monkeypatch.setattr(image, "Reference", Scripted)
+    monkeypatch.setattr(image, "load_inception", lambda *_: extractor)
+    monkeypatch.setattr(
+        image, "load_classifier", lambda *_, **__: SimpleNamespace(name="small", key="0", resize="none")
+    )
+    monkeypatch.setattr(image, "floor", lambda reference, *_, **__: Score("fid", 0.5, 0.0, 0.0, 1, 1))
+    train, test = load_images("digits"), load_images("digits", split="test")
+    options = {"steps": [2], "churns": [0.0, 1.0], "metric": "fid", "n": 40, "n_screen": 20}
+    found = evaluate(Stamp(train), train, test, screen_by=by, **options)
+    assert [entry.churn for entry in found.entries] == [chosen]
+    assert asked == [("fid" if by == "kid" else "fd", 20)] * 2 + [("fid", 40)]
+    assert found.settings["churn_chosen_by"] == f"{'KID' if by == 'kid' else 'fd'} of 20 samples"
 
 
 @pytest.mark.parametrize("steps", [1, 2])
