@@ -14,3 +14,9 @@ torch.set_num_threads(1)
 @pytest.fixture
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def denormal_numbers() -> None:
+    """As a process begins: building a task for a CPU flushes them, and hypothesis draws them."""
+    torch.set_flush_denormal(False)

@@ -241,7 +241,9 @@ class ImageStudy:
     churns: tuple[float, ...] = (0.0, 0.5, 1.0)
     """Churns tried for each."""
     samplers: tuple[str, ...] = ("distributional", "dpm++", "sde-dpm++")
-    """Samplers tried for the classical model; the distributional one has its own."""
+    """Samplers tried for the classical model."""
+    own: tuple[str, ...] | None = None
+    """Samplers tried for the distributional model; all that its loss allows by default."""
     metric: Literal["fid", "fd"] = "fid"
     """The score."""
     screen_by: Literal["fd", "kid"] = "fd"
@@ -268,7 +270,12 @@ IMAGE_STUDIES: dict[str, dict[str, ImageStudy]] = {
     "fashion-mnist": {
         "paper": ImageStudy(_pair("fashion-mnist", "paper"), n=50_000),
         "small": ImageStudy(
-            _pair("fashion-mnist", "small"), classical_steps=(4, 8), screen_by="kid", n_screen=256, n_reference=2_500
+            _pair("fashion-mnist", "small"),
+            own=("distributional", "settle"),
+            classical_steps=(4, 8),
+            screen_by="kid",
+            n_screen=256,
+            n_reference=2_500,
         ),
         "smoke": ImageStudy(_pair("fashion-mnist", "smoke"), **_TINY),  # type: ignore[arg-type]
     },

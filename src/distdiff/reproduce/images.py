@@ -46,7 +46,7 @@ def compare(study: ImageStudy, runs: dict[str, Path]) -> dict[str, Evaluation]:
                 train,
                 reference,
                 churns=study.churns,
-                samplers=study.samplers if name == "diffusion" else own_samplers(config.loss),
+                samplers=study.samplers if name == "diffusion" else study.own or own_samplers(config.loss),
                 metric=study.metric,
                 screen_by=study.screen_by,
                 n_screen=study.n_screen,

@@ -74,8 +74,8 @@ def _averaging(decay: float) -> Callable[..., None]:
 def build_task(config: RunConfig) -> Task:
     """Check every setting, read the data and build the modules. Nothing is written.
 
-    On a CPU this thread, and those that torch starts from it, flush denormal numbers to zero from here on: gradients of
-    saturated activations are full of them, and a processor can take twice the time for a step because of that.
+    On a CPU this thread, and those that torch starts from it, flush denormal numbers to zero until training ends:
+    gradients of saturated activations are full of them, and a step can take twice the time because of that.
     """
     if pick_device(config.device).type == "cpu":
         torch.set_flush_denormal(True)
@@ -364,6 +364,8 @@ def _begin(state: TrainState, folder: RunFolder | None, resume: str | bool) -> N
 
 def _iterate(state: TrainState, folder: RunFolder | None, resume: str | bool) -> Generator[Progress, None, None]:
     config = state.config
+    if state.device.type == "cpu":
+        torch.set_flush_denormal(True)  # again, where another run has ended since the task was built
     _begin(state, folder, resume)
     earlier = (folder.seconds() if folder is not None else 0.0) or state.task.seconds
     total, count, start, saved = 0.0, 0, time.perf_counter() - earlier, state.step
@@ -397,6 +399,7 @@ def _iterate(state: TrainState, folder: RunFolder | None, resume: str | bool) ->
         if folder is not None and not state.torn and (state.step > saved or not folder.steps()):
             state.save(folder)
         track.close()
+        torch.set_flush_denormal(False)
 
 
 class _Tracker:
