@@ -75,7 +75,7 @@ def build_task(config: RunConfig) -> Task:
     """Check every setting, read the data and build the modules. Nothing is written.
 
     On a CPU this thread, and those that torch starts from it, flush denormal numbers to zero until training ends:
-    gradients of saturated activations are full of them, and a step can take twice the time because of that.
+    gradients of saturated activations are full of them, and a step can take several times as long because of that.
     """
     if pick_device(config.device).type == "cpu":
         torch.set_flush_denormal(True)
