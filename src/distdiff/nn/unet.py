@@ -289,8 +289,8 @@ class AdaptiveRMSNorm(nn.Module):
 
     def forward(self, x: Tensor, state: Population) -> Tensor:
         scale, bias = repeat(self.modulation(state.active), len(x))[:, :, None, None].chunk(2, dim=1)
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        norm = torch.rsqrt(wide.square().mean(1, keepdim=True) + 1e-6).to(x.dtype)
+        length = torch.linalg.vector_norm(x, dim=1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
+        norm = torch.rsqrt(length.square() / x.shape[1] + 1e-6).to(x.dtype)
         return torch.addcmul(bias, x * norm, 1 + scale)
 
 

@@ -39,14 +39,22 @@ def build_optimizer(parameters: Iterable[nn.Parameter], optim: OptimConfig, devi
 
 
 def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
-    """Matrices (..., rows, columns) with their singular values brought near 1."""
+    """Matrices (..., rows, columns) with their singular values brought near 1.
+
+    What each step multiplies by is a polynomial of the Gram matrix, as is the next Gram matrix: the steps are taken on
+    those, which are small, and the matrix is multiplied once.
+    """
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
     a, b, c = QUINTIC
+    gram = x @ x.mT
+    total = one = torch.eye(x.shape[-2], dtype=x.dtype, device=x.device)
     for _ in range(steps):
-        gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
+        factor = a * one + b * gram + c * gram @ gram
+        total = factor @ total
+        gram = factor @ gram @ factor
+    x = total @ x
     return x.mT if tall else x
 
 
