@@ -17,7 +17,7 @@ from distdiff.random import BlockGenerator, rand, stream
 from distdiff.recipe import RECIPES, SCALES, STUDIES
 from distdiff.recipe.config import LossConfig, OptimConfig, PointsRun
 from distdiff.train import RunFolder, build_data, build_denoiser, build_loss, check, load_denoiser, train
-from distdiff.train.loop import TrainState, learning_rate
+from distdiff.train.loop import TrainState, build_task, learning_rate
 from distdiff.train.task import DenoiserObjective
 
 SMOKE = RECIPES["mixture2d"]["smoke"]
@@ -227,6 +227,22 @@ def test_a_restarted_learning_rate_is_that_of_two_runs():
     rates = [learning_rate(twice, step, 100) for step in range(100)]
     assert rates[:60] == [learning_rate(once, step, 60) for step in range(60)]
     assert rates[60:] == [learning_rate(once, step, 40) for step in range(40)]
+
+
+def test_a_restart_forgets_what_optimiser_and_average_remember():
+    """Its first step is that of another run which starts from the same weights."""
+    config = replace(SMOKE, steps=6, optim=replace(SMOKE.optim, restart=4, warmup=0))
+    state = TrainState(build_task(config))
+    for _ in range(4):
+        state.advance()
+    with torch.no_grad():
+        before = [p.clone() for p in state.task.model.parameters()]
+    state.advance()
+    after = list(state.task.model.parameters())
+    assert all(torch.equal(average, p) for average, p in zip(state.ema.module.parameters(), after, strict=True))
+    assert all(int(memory["step"]) == 1 for memory in state.optimizers[0].state.values())
+    sizes = [(p - old).abs().max() for p, old in zip(after, before, strict=True)]
+    assert max(sizes) <= 1.001 * config.optim.lr  # Adam's first step is the rate times a sign
 
 
 def test_a_restart_must_come_before_the_end(tmp_path):

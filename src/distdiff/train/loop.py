@@ -197,6 +197,8 @@ class TrainState:
 
     def advance(self) -> dict[str, Tensor]:
         """One step; the mean loss of each phase on this process."""
+        if self.step and self.step == self.config.optim.restart:
+            self._begin_anew()
         batches = self._batches()
         losses: dict[str, Tensor] = {}
         for index, phase in enumerate(self.phases):
@@ -209,6 +211,12 @@ class TrainState:
         self.step += 1
         self.torn = False
         return losses
+
+    def _begin_anew(self) -> None:
+        """Forget what the optimisers and the average remember of the steps before, as another run would."""
+        for optimizer in self.optimizers:
+            optimizer.state.clear()
+        self.ema.n_averaged.zero_()
 
     def _batches(self) -> list[Any]:
         """The micro-batches of this process in this step."""
