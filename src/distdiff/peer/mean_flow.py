@@ -99,21 +99,23 @@ class MeanFlowLoss(Loss):
         rows = span.nonzero()[:, 0]
         if not len(rows):
             return prediction, velocity
-        slope = self._slope(denoiser, batch.xt[rows], batch.t[rows], span[rows], rows_of(batch.cond, rows), velocity[rows])
+        part = Batch(batch.x0[rows], batch.z[rows], batch.xt[rows], batch.t[rows], rows_of(batch.cond, rows))
+        slope = self._slope(denoiser, part, span[rows])
         change = (expand(span[rows], slope) * slope).to(velocity.dtype)
         return prediction, velocity.index_add(0, rows, change, alpha=-1)
 
     @staticmethod
     @torch.no_grad()
-    def _slope(denoiser: Denoiser, xt: Tensor, t: Tensor, span: Tensor, cond: Any, velocity: Tensor) -> Tensor:
+    def _slope(denoiser: Denoiser, batch: Batch, span: Tensor) -> Tensor:
         """The derivative of u in t along the path."""
 
         def average(xt: Tensor, t: Tensor, length: Tensor) -> Tensor:
-            return denoiser(xt, t, None, cond, length)[:, 0]
+            return denoiser(xt, t, None, batch.cond, length)[:, 0]
 
-        ones = torch.ones_like(t)
+        ones = torch.ones_like(batch.t)
         with sdpa_kernel(SDPBackend.MATH):  # fused kernels have no forward-mode derivative
-            _, slope = torch.func.jvp(average, (xt, t, span), (-velocity, ones, ones))  # type: ignore[misc]
+            there, along = (batch.xt, batch.t, span), (batch.z - batch.x0, ones, ones)
+            _, slope = torch.func.jvp(average, there, along)  # type: ignore[misc]
         return slope
 
     def _distribution(self, t: Tensor) -> Tensor:

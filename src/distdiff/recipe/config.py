@@ -295,7 +295,7 @@ class OptimConfig:
     decay: Literal["constant", "cosine"] = "constant"
     """Learning rate after the warm-up."""
     restart: int = 0
-    """Step at which the course of the learning rate begins anew, as if what follows was another run; 0 for never."""
+    """Step at which learning rate, optimiser and average begin anew, as in another run; 0 for never."""
     clip: float = 1.0
     """Largest norm of the gradient."""
     ema: float = 0.99

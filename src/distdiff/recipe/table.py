@@ -4,8 +4,8 @@ A study lists the models to train and the columns that are read off them: one mo
 classical model is sampled by the SDE or DDIM, by DPM-Solver++, and as flow matching by Euler), and one column several
 models (a distilled student is trained for a number of steps). Every model has the width, data, batch and, unless it is
 a student, the gradient steps of the distributional one. `matched` lists models that are trained once more, for the
-wall time that the distributional model took. The other way round, points and digits have a distributional model of
-fewer steps, meant to take no longer than a teacher and its student.
+wall time that the distributional model took. The other way round, points have a distributional model of fewer steps,
+meant to take no longer than a teacher and its student.
 
 At `small` a distilled student is trained for fewer steps than its teacher and at a smaller learning rate, which was
 found to be better as well as faster: with more steps its samples drift away again. `paper` keeps the settings and the
@@ -166,7 +166,8 @@ def _study(
         loss = replace(classical.loss, kind="moment-matching", k=k)
         models[student] = Model(replace(classical, steps=distilled.steps, loss=loss, optim=optim), "diffusion")
     steps = ours.steps - ours.loss.warmup if ours.loss.warmup else ours.steps // 2
-    models["student"] = Model(replace(ours, steps=steps, loss=replace(ours.loss, warmup=0)), "diffusion")
+    loss, optim = replace(ours.loss, warmup=0), replace(ours.optim, restart=0)
+    models["student"] = Model(replace(ours, steps=steps, loss=loss, optim=optim), "diffusion")
     if short is not None:
         models["short"] = Model(replace(ours, steps=short))
     return TableStudy(models, _columns(students, peers, short is not None, own_samplers(ours.loss)), **options)
@@ -212,7 +213,7 @@ TABLES: dict[str, dict[str, TableStudy]] = {
     },
     "digits": {
         "paper": _images("digits", "paper", metric="fd"),
-        "small": _images("digits", "small", metric="fd", n=720, sets=4, workers=2, matched=_PEERS, short=2_000),
+        "small": _images("digits", "small", metric="fd", n=720, sets=4, workers=2, matched=_PEERS),
         "smoke": _images("digits", "smoke", metric="fd", **_TINY),
     },
     "fashion-mnist": {
