@@ -110,12 +110,11 @@ _FACES_LARGE = ImageData("celeba-hq", size=256, channels=3, flip=True, workers=4
 
 _digits_small = replace(
     SMALL,
-    steps=4_200,
+    steps=3_000,
     channels_last=True,
     data=_DIGITS,
-    network=replace(SMALL.network, multipliers=(1, 2), patch=1, branch_at=3, noise_levels=2, prediction="velocity"),
-    loss=replace(SMALL.loss, m=4, patches=(2, 4), anchor=1.0, warmup=2_800, weighting="spread"),
-    optim=replace(SMALL.optim, restart=2_800),
+    network=replace(SMALL.network, multipliers=(1, 2), patch=1, branch_at=3, noise_levels=2, prediction="edm"),
+    loss=replace(SMALL.loss, m=4, patches=(2, 4), anchor=1.0, weighting="spread"),
 )
 _smoke_digits = replace(SMOKE, data=_DIGITS)
 _colour_small = replace(
@@ -298,8 +297,7 @@ _demo = replace(
     steps=500,
     tracker="none",
     network=replace(_digits_small.network, noise_levels=0, prediction="x0"),
-    loss=replace(_digits_small.loss, m=8, patches=(4,), anchor=0.0, warmup=0, weighting="none"),
-    optim=replace(_digits_small.optim, restart=0),
+    loss=replace(_digits_small.loss, m=8, patches=(4,), anchor=0.0, weighting="none"),
     preview=PreviewConfig(every=0),
     save_every=500,
 )

@@ -4,8 +4,8 @@ A study lists the models to train and the columns that are read off them: one mo
 classical model is sampled by the SDE or DDIM, by DPM-Solver++, and as flow matching by Euler), and one column several
 models (a distilled student is trained for a number of steps). Every model has the width, data, batch and, unless it is
 a student, the gradient steps of the distributional one. `matched` lists models that are trained once more, for the
-wall time that the distributional model took. The other way round, points have a distributional model of fewer steps,
-meant to take no longer than a teacher and its student.
+wall time that the distributional model took. The other way round, points and digits have a distributional model of
+fewer steps, meant to take no longer than a teacher and its student.
 
 At `small` a distilled student is trained for fewer steps than its teacher and at a smaller learning rate, which was
 found to be better as well as faster: with more steps its samples drift away again. `paper` keeps the settings and the
@@ -21,13 +21,15 @@ from .config import FLOWS, ImageRun, PointsRun, RunConfig, own_samplers
 from .image import IMAGES
 from .points import POINT_PEERS, STUDIES
 
-__all__ = ["SHORT", "TABLES", "Column", "Model", "TableStudy"]
+__all__ = ["SHORT", "STUDENT", "TABLES", "Column", "Model", "TableStudy"]
 
 NFE = (1, 2, 4, 8, 15)
 PAPER_NFE = (2, 4, 8, 10, 12, 15)
 CHURNS = (0.0, 0.5, 1.0)
 SHORT = "Distributional, short"
 """Meant to be trained for no longer than a teacher and its student take together; the table shows the times."""
+STUDENT = "Distributional student"
+"""Starts from the same teacher as a distilled one, and is trained with the scoring rule."""
 PAPER_TABLES: dict[str, dict[str, tuple[float, ...]]] = {
     "cifar10": {
         "Diffusion": (80.77, 23.31, 7.53, 5.67, 4.83, 3.61),
@@ -121,7 +123,7 @@ def _columns(students: dict[int, str], peers: bool, short: bool, own: tuple[str,
         "Distributional": Column(one("distributional"), own, CHURNS),
         **({SHORT: Column(one("short"), own, CHURNS)} if short else {}),
         "Distillation": Column(students, ("distributional",), (0.0, 0.25, 0.5, 0.75, 1.0)),
-        "Distributional student": Column(one("student"), own, CHURNS),
+        STUDENT: Column(one("student"), own, CHURNS),
     }
     if peers:
         columns |= {
@@ -213,7 +215,7 @@ TABLES: dict[str, dict[str, TableStudy]] = {
     },
     "digits": {
         "paper": _images("digits", "paper", metric="fd"),
-        "small": _images("digits", "small", metric="fd", n=720, sets=4, workers=2, matched=_PEERS),
+        "small": _images("digits", "small", metric="fd", n=720, sets=4, workers=2, matched=_PEERS, short=2_000),
         "smoke": _images("digits", "smoke", metric="fd", **_TINY),
     },
     "fashion-mnist": {

@@ -22,7 +22,7 @@ import torch
 from ..baseline.samplers import SAMPLERS
 from ..figure import canvas, plain_ticks
 from ..recipe.config import RunConfig
-from ..recipe.table import SHORT, TABLES, Column, TableStudy
+from ..recipe.table import SHORT, STUDENT, TABLES, Column, TableStudy
 from ..train import RunFolder
 from ..train.folder import alone
 from .job import Job, Pair, Setting, run_jobs
@@ -39,7 +39,7 @@ COLORS = {
     "Distributional": "#0b7a75",
     SHORT: "#6fc7b8",
     "Distillation": "#6a4fa3",
-    "Distributional student": "#2f9e6e",
+    STUDENT: "#2f9e6e",
     "Flow matching": "#6f9fd8",
     "OT-CFM": "#a0522d",
     "MeanFlow": "#c2578a",
@@ -373,7 +373,7 @@ def plot(axes: Any, study: TableStudy, found: Cells, floor: float) -> None:
 def findings(study: TableStudy, found: Cells, seconds: dict[str, float]) -> list[str]:
     """Where the distributional models stand."""
     said = []
-    for name in (name for name in ("Distributional", SHORT) if name in found):
+    for name in (name for name in ("Distributional", SHORT, STUDENT) if name in found):
         ours = found[name]
         for rival in ("Diffusion", "DPM-Solver++"):
             won = [nfe for nfe in study.nfe if ours[nfe].mean < found[rival][nfe].mean]
