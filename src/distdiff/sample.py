@@ -184,7 +184,7 @@ class Plan:
     @torch.no_grad()
     def run(self, first: int, last: int, cond: Any) -> Iterator[Step]:
         xt, generator = self.start(first, last)
-        cond = rows_of(cond, slice(first, last))
+        cond = rows_of(cond, first, last)
         for index, move in enumerate(self.moves):
             t, s = self.times[index : index + 2]
             span = {"span": self.clock[index] - self.clock[index + 1]} if self.averages else {}
@@ -218,8 +218,8 @@ def _seeds(seed: Any, count: int) -> Tensor:
     return SampleGenerator(seed).seeds
 
 
-def rows_of(cond: Any, rows: slice | Tensor) -> Any:
-    """The conditioning of some rows: of tensors, and of the values of a dict, along their first axis."""
+def rows_of(cond: Any, first: int, last: int) -> Any:
+    """The conditioning of some rows: tensors, and the values of a dict, are split along their first axis."""
     if isinstance(cond, Tensor):
-        return cond[rows] if cond.ndim else cond
-    return {key: rows_of(value, rows) for key, value in cond.items()} if isinstance(cond, dict) else cond
+        return cond[first:last] if cond.ndim else cond
+    return {key: rows_of(value, first, last) for key, value in cond.items()} if isinstance(cond, dict) else cond

@@ -104,7 +104,7 @@ def sample_with(
             steps,
             grid=grid,
             seed=seed + first if isinstance(seed, int) else seed[first : first + size],
-            cond=rows_of(cond, slice(first, first + size)),
+            cond=rows_of(cond, first, first + size),
             callback=callback,
             **options,
         )

@@ -12,8 +12,8 @@ makes a step of any length exact: :math:`x_r = x_t + (t - r)\, u(x_t, r, t)`. Ta
           \frac{d}{dt} u = \partial_t u + \frac{dx_t}{dt} \cdot \nabla_x u .
 
 (The authors count velocity towards the noise: theirs is -u.) The loss regresses u on the right-hand side, held fixed,
-with :math:`x_0 - z` for y. The derivative is a product of the network's Jacobian with one vector, by forward-mode
-differentiation. Where r = t this is flow matching, and most data points are of that kind: they need no derivative.
+with :math:`x_0 - z` for y. The derivative is a product of the network's Jacobian with one vector, which forward-mode
+differentiation gives along with u. Where r = t this is flow matching, and most data points are of that kind.
 
 The authors divide the squared error of each data point by itself (`power` 1). In many dimensions these errors are all
 alike and so are the weights. In few they are not: the loss then is near log(error), whose minimiser is no longer the
@@ -38,7 +38,7 @@ from .._check import require, require_between, require_choice
 from ..denoiser import Denoiser, safe_interval
 from ..loss import Batch, Loss
 from ..random import rand
-from ..sample import Step, rows_of, sample
+from ..sample import Step, sample
 from ..schedule import expand
 from .flow import require_velocity
 
@@ -95,28 +95,15 @@ class MeanFlowLoss(Loss):
     def identity(self, denoiser: Denoiser, batch: Batch, span: Tensor) -> tuple[Tensor, Tensor]:
         """Both sides of the identity, (n, *event): what the network says, and what it should have said."""
         velocity = batch.x0 - batch.z
-        prediction = denoiser(batch.xt, batch.t, None, batch.cond, span)[:, 0]
-        rows = span.nonzero()[:, 0]
-        if not len(rows):
-            return prediction, velocity
-        part = Batch(batch.x0[rows], batch.z[rows], batch.xt[rows], batch.t[rows], rows_of(batch.cond, rows))
-        slope = self._slope(denoiser, part, span[rows])
-        change = (expand(span[rows], slope) * slope).to(velocity.dtype)
-        return prediction, velocity.index_add(0, rows, change, alpha=-1)
-
-    @staticmethod
-    @torch.no_grad()
-    def _slope(denoiser: Denoiser, batch: Batch, span: Tensor) -> Tensor:
-        """The derivative of u in t along the path."""
 
         def average(xt: Tensor, t: Tensor, length: Tensor) -> Tensor:
             return denoiser(xt, t, None, batch.cond, length)[:, 0]
 
         ones = torch.ones_like(batch.t)
         with sdpa_kernel(SDPBackend.MATH):  # fused kernels have no forward-mode derivative
-            there, along = (batch.xt, batch.t, span), (batch.z - batch.x0, ones, ones)
-            _, slope = torch.func.jvp(average, there, along)  # type: ignore[misc]
-        return slope
+            there, along = (batch.xt, batch.t, span), (-velocity, ones, ones)
+            prediction, slope = torch.func.jvp(average, there, along)  # type: ignore[misc]
+        return prediction, velocity - expand(span, slope) * slope.detach()
 
     def _distribution(self, t: Tensor) -> Tensor:
         if self.times == "uniform":
