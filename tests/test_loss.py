@@ -12,6 +12,7 @@ from distdiff import (
     ConditionalLoss,
     Cosine,
     Denoiser,
+    EmpiricalPosterior,
     Energy,
     FlowMatching,
     GaussianPosterior,
@@ -307,3 +308,32 @@ def test_the_score_of_features_joins_that_of_pixels_by_its_weight():
     torch.testing.assert_close(loss(0.5, lambda x: [x.sin()]), (pixels + 0.5 * alone) / 1.5)
     torch.testing.assert_close(loss(1e9, lambda x: [x.sin()]), alone)
     assert not torch.allclose(alone, pixels)
+
+
+@pytest.mark.parametrize("anchor", [0.0, 1.0])
+@pytest.mark.parametrize("t", [0.3, 0.8])
+def test_targets_from_the_posterior_leave_the_gradient_its_mean_and_less_noise(anchor, t):
+    """Over many noisy versions of a few points, for a network whose shift is what is learned."""
+
+    class Shifted(nn.Module):
+        def __init__(self, shifts):
+            super().__init__()
+            self.shifts = shifts  # one for each noisy point, so that each has a gradient of its own
+
+        def forward(self, xt, t, xi, cond=None):
+            return (xt[:, None] + 0.5 * xi) * 0.7 + self.shifts[:, None]
+
+    known, count = data(4), 4000
+
+    def gradients(posterior, targets):
+        loss = ConditionalLoss(kernel=Energy(1.0), m=2, anchor=anchor, posterior=posterior, targets=targets)
+        shifts = torch.zeros(count, 2, dtype=torch.float64, requires_grad=True)
+        denoiser, x0 = Denoiser(Shifted(shifts), noise_shape=(2,)), known.repeat(count // 4, 1)
+        times = torch.full((count,), t, dtype=torch.float64)
+        loss(denoiser, x0, generator=torch.Generator().manual_seed(6), t=times).sum().backward()
+        return shifts.grad
+
+    plain, several = gradients(None, 1), gradients(EmpiricalPosterior(known), 8)
+    error = 4 * ((plain.var(0) + several.var(0)) / count).sqrt()
+    assert bool(((plain.mean(0) - several.mean(0)).abs() < error).all())
+    assert float(several.var(0).sum()) < (0.95 if t < 0.5 else 0.6) * float(plain.var(0).sum())

@@ -7,7 +7,15 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from distdiff import Cosine, FlowMatching, GaussianPosterior, LinearBeta, MixturePosterior, SampleGenerator
+from distdiff import (
+    Cosine,
+    EmpiricalPosterior,
+    FlowMatching,
+    GaussianPosterior,
+    LinearBeta,
+    MixturePosterior,
+    SampleGenerator,
+)
 
 each_schedule = pytest.mark.parametrize("schedule", [FlowMatching(), Cosine(), LinearBeta()], ids=repr)
 MEANS, STDS, WEIGHTS = [-2.0, 0.5, 3.0], [0.4, 1.0, 0.7], [0.2, 0.5, 0.3]
@@ -117,3 +125,61 @@ def test_draws_depend_on_their_own_seed_alone(posterior, generator):
 def test_bad_arguments_are_named(call, says):
     with pytest.raises(ValueError, match=re.escape(says)):
         call()
+
+
+def points(count: int = 7, seed: int = 3) -> torch.Tensor:
+    return torch.randn(count, 1, 2, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@each_schedule
+def test_the_posterior_of_points_is_the_limit_of_narrow_mixtures(schedule):
+    data, t = points(), torch.tensor([0.02, 0.3, 0.6, 0.98], dtype=torch.float64)
+    xt = points(4, seed=8)
+    exact, narrow = EmpiricalPosterior(data, schedule=schedule), MixturePosterior(data, 1e-7, schedule=schedule)
+    torch.testing.assert_close(exact.weights(xt, t), narrow.components(xt, t)[0], rtol=1e-7, atol=1e-10)
+    torch.testing.assert_close(exact.mean(xt, t), narrow.mean(xt, t), rtol=1e-6, atol=1e-9)
+
+
+def test_draws_of_points_are_points_as_often_as_they_are_likely():
+    data, t = points(), torch.tensor(0.7, dtype=torch.float64)
+    posterior, xt = EmpiricalPosterior(data), points(1, seed=8)
+    draws, mean = posterior.draw_with_mean(xt, t, 20000, None, torch.Generator().manual_seed(0))
+    assert draws.shape == (1, 20000, 1, 2, 2)
+    hits = (draws[0, :, None] == data).flatten(2).all(2)
+    assert bool((hits.sum(1) == 1).all())
+    expected = posterior.weights(xt, t)[0] * 20000
+    assert expected.max() < 15000  # several are likely
+    assert stats.chisquare(hits.sum(0), expected).pvalue > 0.01
+    torch.testing.assert_close(mean, posterior.mean(xt, t))
+    torch.testing.assert_close(draws.mean(1), mean, rtol=0, atol=0.05)
+
+
+def test_noised_points_and_their_posterior_agree():
+    """Points noised and drawn again are as frequent as they were: what makes a draw as good a target as the point."""
+    data = points(3)
+    rows = torch.arange(3).repeat(6000)
+    z = torch.randn(18000, 1, 2, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    weights = EmpiricalPosterior(data).weights(0.4 * data[rows] + 0.6 * z, torch.tensor(0.6, dtype=torch.float64))
+    assert float(weights[range(18000), rows].mean()) < 0.9  # the noise hides which it was
+    torch.testing.assert_close(weights.mean(0), torch.full((3,), 1 / 3, dtype=torch.float64), rtol=0, atol=0.01)
+
+
+@pytest.mark.parametrize("vectors", [False, True])
+def test_points_of_another_condition_are_impossible(vectors):
+    data, labels = points(6), torch.tensor([0, 1, 0, 1, 2, 2])
+    cond = torch.stack([labels == 0, labels == 1], 1).float() if vectors else labels
+    posterior, xt = EmpiricalPosterior(data, cond), points(3, seed=8)
+    weights = posterior.weights(xt, 0.5, cond[[0, 1, 4]])
+    for row, label in enumerate((0, 1, 2)):
+        assert bool((weights[row, labels != label] == 0).all())
+        alone = EmpiricalPosterior(data[labels == label]).weights(xt[row : row + 1], 0.5)[0]
+        torch.testing.assert_close(weights[row, labels == label], alone)
+    with pytest.raises(ValueError, match="cond must be given if the points have conditions"):
+        posterior.mean(xt, 0.5)
+
+
+def test_the_posterior_of_points_is_sharp_where_there_is_no_noise_in_single_precision():
+    data = points(50).float()
+    draws, mean = EmpiricalPosterior(data).draw_with_mean(0.99 * data + 0.01 * points(50, seed=9).float(), 0.01, 5)
+    torch.testing.assert_close(draws, data[:, None].expand(-1, 5, -1, -1, -1))
+    torch.testing.assert_close(mean, data)

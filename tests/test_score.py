@@ -269,3 +269,17 @@ def test_only_draws_have_gradients_through_features():
     feature_score(Energy(1), draws, x0, 1.0, lambda x: [x.sin()]).sum().backward()
     assert float(draws.grad.abs().sum()) > 0
     assert x0.grad is None
+
+
+@pytest.mark.parametrize("kernel", [Energy(1), Energy(0.3), RBF(2.0)], ids=repr)
+def test_the_score_against_several_observations_is_the_mean_of_the_scores(kernel):
+    draws, several = normal(2, 3, 1, 4, 4), normal(2, 5, 1, 4, 4, seed=1)
+
+    for score in (
+        lambda x0: score_loss(kernel, draws, x0, 0.7),
+        lambda x0: patch_score(kernel, draws, x0, 0.7, 2),
+    ):
+        expected = torch.stack([score(several[:, k]) for k in range(5)]).mean(0)
+        torch.testing.assert_close(score(several), expected)
+    with pytest.raises(ValueError, match="draws must be of shape"):
+        score_loss(kernel, draws, several[:1])

@@ -392,6 +392,9 @@ class TestBlocks:
         ({"evaluation": {"n": 1}}, "evaluation.n must be a whole number of at least 2"),
         ({"preview": {"churn": 2.0}}, "preview.churn must be"),
         ({"loss": {"patches": (9,)}}, "loss.patches must be in"),
+        ({"loss": {"targets": 0}}, "loss.targets must be a whole number of at least 1, got 0"),
+        ({"loss": {"targets": 4, "kind": "joint"}}, "loss.targets must be 1 unless loss.kind is conditional, got 4"),
+        ({"loss": {"targets": 4}, "latent": "nowhere"}, "loss.targets must be 1 for data other than the pixels"),
         ({"loss": {"features": -1.0}}, "loss.features must be a number of at least 0, got -1.0"),
         ({"loss": {"kind": "joint", "features": 1.0}}, "loss.features must be left out unless loss.kind is cond"),
         (
@@ -494,11 +497,39 @@ def test_a_run_can_score_the_features_of_a_perceptual_network(tmp_path):
 
 
 @pytest.mark.parametrize("recipe", ["checkerboard", "pusht"])
-@pytest.mark.parametrize("setting", [{"features": 1.0}, {"patches": (2,)}])
-def test_only_pictures_have_features_and_patches(recipe, setting):
+@pytest.mark.parametrize("setting", [{"features": 1.0}, {"patches": (2,)}, {"targets": 2}])
+def test_only_pictures_have_features_patches_and_targets(recipe, setting):
     config = RECIPES[recipe]["smoke"]
-    with pytest.raises(ValueError, match="must be left out for data that are no pictures"):
+    with pytest.raises(ValueError, match=r"must be (left out|1) for data (that are|other than)"):
         build_task(replace(config, loss=replace(config.loss, **setting)))
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_a_run_with_several_targets_resumes_exactly_and_however_its_batch_is_split(tmp_path, flip):
+    loss = replace(SMOKE.loss, targets=3, anchor=1.0, patches=(2,))
+    config = replace(SMOKE, loss=loss, data=replace(SMOKE.data, flip=flip), save_every=1)
+    finish(train(config, tmp_path / "whole"))
+    finish(train(replace(config, batch_size=4, accumulate=2), tmp_path / "split"))
+    for _ in islice(train(config, tmp_path / "cut"), 2):
+        pass
+    finish(train(config, tmp_path / "cut", resume=True))
+    whole, split, cut = (weights(tmp_path / name) for name in ("whole", "split", "cut"))
+    assert same(whole, cut)
+    models = [name for name in whole if name.startswith("model.")]
+    assert models
+    for name in models:
+        torch.testing.assert_close(whole[name], split[name], rtol=1e-3, atol=1e-4)
+
+
+def test_targets_are_the_training_pictures_with_their_labels_and_mirror_images():
+    task = build_task(replace(SMOKE, loss=replace(SMOKE.loss, targets=2), data=replace(SMOKE.data, flip=True)))
+    known, count = task.loss.posterior, task.length
+    pictures, labels = task.images.batch(range(count))
+    assert known.points.shape == (2 * count, 64)
+    assert torch.equal(known.points[:count].view(-1, 1, 8, 8), to_float(pictures))
+    assert torch.equal(known.points[count:].view(-1, 1, 8, 8), to_float(pictures).flip(-1))
+    assert torch.equal(known.cond, torch.cat([labels, labels]))
+    assert task.loss.targets == 2
 
 
 def test_a_run_with_an_anchor_says_that_it_has_a_mean(tmp_path):

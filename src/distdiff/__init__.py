@@ -6,7 +6,7 @@ from . import theory
 from .denoiser import Denoiser
 from .kernel import RBF, Energy, Exponential, InverseMultiquadric, Kernel, median_distance
 from .loss import ConditionalLoss, JointLoss, MarginalLoss, NoWeighting, RegressionLoss, Sigmoid, Spread
-from .posterior import GaussianPosterior, MixturePosterior
+from .posterior import EmpiricalPosterior, GaussianPosterior, MixturePosterior
 from .random import SampleGenerator, rand, randn
 from .sample import Step, Trajectory, sample, sample_trajectory
 from .schedule import Cosine, FlowMatching, LinearBeta, Schedule, add_noise, time_grid
@@ -35,6 +35,7 @@ __all__ = [
     "DistributionalPipeline",
     "DistributionalScheduler",
     "DistributionalUNet",
+    "EmpiricalPosterior",
     "Energy",
     "Exponential",
     "FlowMatching",

@@ -26,6 +26,7 @@ from torch import Tensor
 from ._check import is_number, require, require_choice, require_count
 from .denoiser import DATA_STD, Denoiser, Draws, safe_interval
 from .kernel import Energy, Kernel, distance
+from .posterior import EmpiricalPosterior
 from .random import rand, randn
 from .schedule import ScheduleLike, add_noise, log_snr
 from .score import FeatureMaps, feature_score, patch_score, require_population, score_loss
@@ -164,15 +165,22 @@ class ConditionalLoss(_PopulationLoss):
     `anchor` adds so many times the `MeanLoss`, left alone by the weighting. The score never sees the draw at xi = 0,
     which has no mass, so that the posterior still minimises the sum; but the network learns to denoise from both terms,
     and `Denoiser.mean` then serves samplers that want a mean.
+
+    `posterior`, that of the training data, offers more than the x_0 that was noised: pixels are scored against
+    `targets` of its draws, and the anchor's target is its mean. Both terms have the expectation that they have without
+    it, and less noise where much is open, at large t. Features, which are dear, see x_0 alone.
     """
 
     patches: tuple[int, ...] = ()
     feature_weight: float = 0.0
     features: FeatureMaps | None = None
     anchor: float = 0.0
+    targets: int = 1
+    posterior: EmpiricalPosterior | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_count("targets", self.targets)
         for name, value in (("anchor", self.anchor), ("feature_weight", self.feature_weight)):
             require(is_number(value) and value >= 0, name, value, "a number of at least 0")
         given = not self.feature_weight or self.features is not None
@@ -184,21 +192,28 @@ class ConditionalLoss(_PopulationLoss):
             draws, mean = denoiser.draw_with_mean(batch.xt, batch.t, self.m, batch.cond, generator)  # type: ignore[attr-defined]
         else:
             draws, mean = denoiser.draw(batch.xt, batch.t, self.m, batch.cond, generator), None
-        value = score_loss(self.kernel, draws, batch.x0, self.lam)
+        real, center = batch.x0, batch
+        if self.posterior is not None:
+            with torch.no_grad():
+                known = self.posterior.draw_with_mean(batch.xt, batch.t, self.targets, batch.cond, generator)
+            real, center = known[0], batch._replace(x0=known[1])
+        value = score_loss(self.kernel, draws, real, self.lam)
         if self.patches:
-            parts = [patch_score(self.kernel, draws, batch.x0, self.lam, side) for side in self.patches]
+            parts = [patch_score(self.kernel, draws, real, self.lam, side) for side in self.patches]
             value = (value + sum(parts)) / (1 + len(parts))
         if self.feature_weight and self.features is not None:
             score = feature_score(self.kernel, draws, batch.x0, self.lam, self.features)
             value = (value + self.feature_weight * score) / (1 + self.feature_weight)
         if mean is None:
             return value
-        return value + self.anchor * velocity_error(denoiser, batch, mean) / self.weighting(denoiser.schedule, batch.t)
+        return value + self.anchor * velocity_error(denoiser, center, mean) / self.weighting(denoiser.schedule, batch.t)
 
     @property
     def start(self) -> Loss:
         """A cheap loss for the first steps of a training: of the mean alone if there is an anchor, else of one draw."""
-        return MeanLoss(scale=self.anchor) if self.anchor else replace(self, m=1, lam=0.0)
+        if self.anchor:
+            return MeanLoss(scale=self.anchor, posterior=self.posterior)
+        return replace(self, m=1, lam=0.0)
 
 
 def velocity_error(denoiser: Draws, batch: Batch, mean: Tensor) -> Tensor:
@@ -215,12 +230,15 @@ def velocity_error(denoiser: Draws, batch: Batch, mean: Tensor) -> Tensor:
 class MeanLoss(Loss):
     """The loss of a classical diffusion model for the draw at xi = 0, `scale` times: the squared error of velocities.
 
-    It leaves the weights that the noise goes through as they are.
+    It leaves the weights that the noise goes through as they are. With a `posterior`, its mean is the target.
     """
 
     scale: float = 1.0
+    posterior: EmpiricalPosterior | None = None
 
     def values(self, denoiser: Denoiser, batch: Batch, generator: torch.Generator | None) -> Tensor:
+        if self.posterior is not None:
+            batch = batch._replace(x0=self.posterior.mean(batch.xt, batch.t, batch.cond))
         return self.scale * velocity_error(denoiser, batch, denoiser.mean(batch.xt, batch.t, batch.cond))
 
 

@@ -5,7 +5,8 @@ For m draws :math:`\hat x_j` from a model and an observed :math:`x_0`, the gener
 .. math:: \hat S = \frac{\lambda}{2}\,\underbrace{\frac{1}{m(m-1)} \sum_{j \ne j'} \rho(\hat x_j, \hat x_{j'})}_{
           \text{interaction}} - \underbrace{\frac1m \sum_j \rho(x_0, \hat x_j)}_{\text{confinement}},
 
-unbiasedly, since the interaction leaves out j = j'. Confinement pulls the draws to the data, interaction pushes them
+unbiasedly, since the interaction leaves out j = j'. Where there are several observations, the confinement is the mean
+over them, which has less noise. Confinement pulls the draws to the data, interaction pushes them
 apart. lambda = 1 is strictly proper for the characteristic kernels; lambda = 0 with beta = 2 is squared error.
 
 The discrepancy of two distributions is :math:`D_\rho(p, q) = E_{pq}\rho - \frac12 E_{pp}\rho - \frac12 E_{qq}\rho`,
@@ -40,14 +41,20 @@ FeatureMaps = Callable[[Tensor], Sequence[Tensor]]
 
 
 def confinement(kernel: Kernel, draws: Tensor, x0: Tensor) -> Tensor:
-    """Mean of rho(x0, draw) over the population: draws (n, m, *event), x0 (n, *event) to (n,)."""
+    """Mean of rho(x0, draw) over the population: draws (n, m, *event), x0 (n, *event) or (n, k, *event) to (n,)."""
+    return kernel.rho(distance(_events(draws), _events(observed(draws, x0)))).mean((1, 2))
+
+
+def observed(draws: Tensor, x0: Tensor) -> Tensor:
+    """What draws (n, m, *event) are scored against, one observation (n, *event) or several, as (n, k, *event)."""
+    several = x0 if x0.ndim == draws.ndim else x0[:, None]
     require(
-        draws.ndim == x0.ndim + 1 and draws.shape[:1] + draws.shape[2:] == x0.shape,
+        several.ndim == draws.ndim and draws.shape[:1] + draws.shape[2:] == several.shape[:1] + several.shape[2:],
         "draws",
         tuple(draws.shape),
         f"of shape (n, m, *event) for x0 of shape {tuple(x0.shape)}",
     )
-    return kernel.rho(distance(_events(draws), _events(x0[:, None]))).mean((1, 2))
+    return several
 
 
 def interaction(kernel: Kernel, draws: Tensor) -> Tensor:
@@ -66,20 +73,24 @@ def kernel_score(kernel: Kernel, draws: Tensor, x0: Tensor, lam: float = 1.0) ->
 
 
 def score_loss(kernel: Kernel, draws: Tensor, x0: Tensor, lam: float = 1.0) -> Tensor:
-    """The negative generalized kernel score of draws (n, m, *event) against x0 (n, *event), of shape (n,)."""
+    """The negative generalized kernel score of draws (n, m, *event) against x0 (n, *event), of shape (n,).
+
+    With several observations of each, x0 (n, k, *event), the mean of their scores.
+    """
     require_population(lam, draws.shape[1] if draws.ndim > 1 else 0)
     loss = confinement(kernel, draws, x0)
     return loss - lam / 2 * interaction(kernel, draws) if lam > 0 else loss
 
 
 def patch_score(kernel: Kernel, draws: Tensor, x0: Tensor, lam: float, side: int) -> Tensor:
-    """The mean loss (n,) of square patches of images, draws (n, m, c, h, w) against x0 (n, c, h, w).
+    """The mean loss (n,) of square patches of images, draws (n, m, c, h, w) against x0 (n, c, h, w) or (n, k, c, h, w).
 
     Patches overlap by half. An energy kernel grows with the size of what it compares; it is scaled to the size of the
     whole image, so that patches of all sides weigh alike.
     """
     require_count("side", side)
-    require(x0.ndim == 4 and side <= min(x0.shape[-2:]), "side", side, f"within images, got {tuple(x0.shape[1:])}")
+    fits = draws.ndim == 5 and side <= min(draws.shape[-2:])
+    require(fits, "side", side, f"within images, got {tuple(draws.shape[2:])}")
     stride = max(1, side // 2)
 
     def cut(images: Tensor) -> Tensor:
@@ -87,8 +98,8 @@ def patch_score(kernel: Kernel, draws: Tensor, x0: Tensor, lam: float, side: int
         parts = images.unfold(-2, side, stride).unfold(-2, side, stride)  # (..., c, rows, columns, side, side)
         return parts.movedim(-5, -3).flatten(-5, -4).flatten(-3)
 
-    made, real = cut(draws).transpose(1, 2).flatten(0, 1), cut(x0).flatten(0, 1)
-    size = (x0[0].numel() / real.shape[-1]) ** (getattr(kernel, "beta", 0.0) / 2)
+    made, real = (cut(images).transpose(1, 2).flatten(0, 1) for images in (draws, observed(draws, x0)))
+    size = (draws[0, 0].numel() / real.shape[-1]) ** (getattr(kernel, "beta", 0.0) / 2)
     return size * score_loss(kernel, made, real, lam).unflatten(0, (len(x0), -1)).mean(1)
 
 

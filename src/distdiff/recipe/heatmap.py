@@ -46,7 +46,9 @@ _AS_PAPER: dict[str, Any] = {
     "network.prediction": "x0",
     "network.branch_at": 0,
     "network.noise_levels": 0,
+    "loss.m": 4,
     "loss.anchor": 0.0,
+    "loss.targets": 1,
     "loss.weighting": "none",
 }
 _SHORT: dict[str, Any] = {"tracker": "none", "preview.every": 0, "log_every": 100, "save_every": 100}

@@ -82,6 +82,7 @@ def _classical(config: ImageRun) -> ImageRun:
             features=0.0,
             perceptual_weights=None,
             anchor=0.0,
+            targets=1,
             warmup=0,
             weighting=weighting,
         ),
@@ -114,7 +115,7 @@ _digits_small = replace(
     channels_last=True,
     data=_DIGITS,
     network=replace(SMALL.network, multipliers=(1, 2), patch=1, branch_at=3, noise_levels=2, prediction="edm"),
-    loss=replace(SMALL.loss, m=4, patches=(2, 4), anchor=1.0, weighting="spread"),
+    loss=replace(SMALL.loss, m=3, patches=(2, 4), anchor=1.0, targets=16, weighting="spread"),
 )
 _smoke_digits = replace(SMOKE, data=_DIGITS)
 _colour_small = replace(

@@ -4,8 +4,8 @@ A study lists the models to train and the columns that are read off them: one mo
 classical model is sampled by the SDE or DDIM, by DPM-Solver++, and as flow matching by Euler), and one column several
 models (a distilled student is trained for a number of steps). Every model has the width, data, batch and, unless it is
 a student, the gradient steps of the distributional one. `matched` lists models that are trained once more, for the
-wall time that the distributional model took. The other way round, points and digits have a distributional model of
-fewer steps, meant to take no longer than a teacher and its student.
+wall time that the distributional model took. The other way round, points have a distributional model of fewer
+steps, meant to take no longer than a teacher and its student.
 
 At `small` a distilled student is trained for fewer steps than its teacher and at a smaller learning rate, which was
 found to be better as well as faster: with more steps its samples drift away again. `paper` keeps the settings and the
@@ -215,7 +215,7 @@ TABLES: dict[str, dict[str, TableStudy]] = {
     },
     "digits": {
         "paper": _images("digits", "paper", metric="fd"),
-        "small": _images("digits", "small", metric="fd", n=720, sets=4, workers=2, matched=_PEERS, short=2_000),
+        "small": _images("digits", "small", metric="fd", n=720, sets=4, workers=2, matched=_PEERS),
         "smoke": _images("digits", "smoke", metric="fd", **_TINY),
     },
     "fashion-mnist": {

@@ -19,7 +19,7 @@ __all__ = ["ENGINES", "check_sweep", "classical_grid", "plan", "run_sweep"]
 
 ENGINES = ("local", "ray")
 DRAWS = frozenset(
-    [f"loss.{name}" for name in ("lam", "m", "patches", "features", "anchor", "warmup")]
+    [f"loss.{name}" for name in ("lam", "m", "patches", "features", "anchor", "targets", "warmup")]
     + [f"network.{name}" for name in ("branch_at", "noise_levels", "prediction")]
 )
 """Settings that mean nothing, or something else, to a model that does not draw."""

@@ -29,6 +29,7 @@ from ..loss import (
     Weighting,
 )
 from ..peer import MeanFlowLoss, OTFlowLoss
+from ..posterior import EmpiricalPosterior
 from ..recipe.config import ImageRun, LossConfig, OptimConfig, PointsRun, RobotRun, RunConfig, UNetConfig
 from ..score import FeatureMaps
 
@@ -76,6 +77,8 @@ def check_fit(config: PointsRun | ImageRun | RobotRun) -> None:
     for name in ("patches", "features"):
         value = getattr(loss, name)
         require(pictures or not value, f"loss.{name}", value, "left out for data that are no pictures")
+    pixels = pictures and getattr(config, "latent", None) is None
+    require(pixels or loss.targets == 1, "loss.targets", loss.targets, "1 for data other than the pixels of pictures")
     noise: int | bool = network.noise if isinstance(network, UNetConfig) else network.noise_dim
     noise_name = f"network.{'noise' if pictures else 'noise_dim'}"
     distilled = loss.kind == "moment-matching"
@@ -107,9 +110,20 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def build_loss(config: LossConfig, data: Tensor, features: FeatureMaps | None = None) -> Loss | MomentMatching:
-    """The loss; kernels that take their width from the data measure it on `data` (n, *event), in batches of 512."""
+def build_loss(
+    config: LossConfig,
+    data: Tensor,
+    features: FeatureMaps | None = None,
+    posterior: EmpiricalPosterior | None = None,
+) -> Loss | MomentMatching:
+    """The loss; kernels that take their width from the data measure it on `data` (n, *event), in batches of 512.
+
+    `posterior` is that of the training data, for a loss of several targets.
+    """
     require_count("loss.warmup", config.warmup, least=0)
+    require_count("loss.targets", config.targets)
+    fits = config.kind == "conditional" or config.targets == 1
+    require(fits, "loss.targets", config.targets, "1 unless loss.kind is conditional")
     for name in ("anchor", "features"):
         value = getattr(config, name)
         require(is_number(value) and value >= 0, f"loss.{name}", value, "a number of at least 0")
@@ -135,6 +149,8 @@ def build_loss(config: LossConfig, data: Tensor, features: FeatureMaps | None = 
         more = {"patches": config.patches, "anchor": config.anchor}
         if features is not None:
             more |= {"features": features, "feature_weight": config.features}
+        if posterior is not None:
+            more |= {"posterior": posterior, "targets": config.targets}
     return kind(kernel=_kernel(config, data), lam=config.lam, m=config.m, weighting=weighting, **more)
 
 

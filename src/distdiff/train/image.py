@@ -18,6 +18,7 @@ from .._check import BadArgument, require, require_between, require_count
 from ..data.image import ImageSet, load_images, to_float, to_uint8
 from ..denoiser import Denoiser
 from ..picture import grid
+from ..posterior import EmpiricalPosterior
 from ..random import rand, stream
 from ..recipe.config import ImageData, ImageRun
 from ..sample import sample
@@ -141,7 +142,8 @@ class ImageTask(PictureTask):
         self.model: Denoiser = self.built.denoiser
         weights = config.loss.perceptual_weights
         self.features = build_features(self.images, config.seed, weights) if config.loss.features else None
-        self.loss = build_loss(config.loss, self._for_median(), self.features)
+        known = self._posterior() if config.loss.targets > 1 else None
+        self.loss = build_loss(config.loss, self._for_median(), self.features, known)
         self.modules = denoiser_modules(self.model, self.loss)
         if self.features is not None:
             self.modules["features"] = self.features
@@ -183,6 +185,14 @@ class ImageTask(PictureTask):
             return torch.eye(2)
         pixels = self.some(100 * 512, "median", self.config.seed)[0]
         return torch.cat([self.encode(to_float(part)) for part in pixels.split(512)])
+
+    def _posterior(self) -> EmpiricalPosterior:
+        """That of the training pictures, with the mirrored ones where they are trained on."""
+        pictures, cond = self.images.batch(range(self.length))
+        x = to_float(pictures)
+        if self.data.flip:
+            x, cond = torch.cat([x, x.flip(-1)]), None if cond is None else torch.cat([cond, cond])
+        return EmpiricalPosterior(x, cond, schedule=self.model.schedule)
 
     def phases(self) -> list[Phase]:
         return denoiser_phases(self.modules, self.loss, self.config.loss.warmup)
