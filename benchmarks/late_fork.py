@@ -29,9 +29,9 @@ def main() -> None:
     args = parser.parse_args()
     held_out, seen = load_images("digits", split="test"), load_images("digits")
     base = replace(IMAGES["digits"]["small"], steps=args.steps, save_every=args.steps)
-    base = replace(base, loss=replace(base.loss, m=args.m, patches=(4,), anchor=0.0, weighting="none"))
+    base = replace(base, loss=replace(base.loss, m=args.m, patches=(4,), anchor=0.0, targets=1, weighting="none"))
     configs = {
-        branch: replace(base, network=replace(base.network, prediction="x0", branch_at=branch))
+        branch: replace(base, network=replace(base.network, prediction="x0", branch_at=branch, noise_levels=0))
         for branch in args.branches
     }
     states = {"diffusion": TrainState(build_task(IMAGES["digits-diffusion"]["small"]))}
