@@ -27,6 +27,8 @@ from .config import (
 
 __all__ = ["AUTOENCODER", "COMPLEXITY", "IMAGES", "IMAGE_DEMO", "IMAGE_STUDIES", "ComplexityStudy", "ImageStudy"]
 
+MEAN_FLOW_RATE = 1e-3
+"""The largest learning rate of MeanFlow."""
 PAPER = ImageRun(
     steps=1_000_000,
     batch_size=256,
@@ -91,11 +93,17 @@ def _classical(config: ImageRun) -> ImageRun:
 
 
 def _peer(config: ImageRun, kind: Literal["ot-flow", "mean-flow"]) -> ImageRun:
-    """A peer: the network, data, steps and batch of the classical twin, without churn."""
+    """A peer: the network, data, steps and batch of the classical twin, without churn.
+
+    MeanFlow divides its errors by themselves, so that its gradients do not fall with them: at a rate of 2e-3 one
+    training in three of digits ends far off, at half of that none did.
+    """
     twin, averages = _classical(config), kind == "mean-flow"
+    optim = replace(twin.optim, lr=min(twin.optim.lr, MEAN_FLOW_RATE)) if averages else twin.optim
     return replace(
         twin,
         network=replace(twin.network, spans=averages),
+        optim=optim,
         loss=replace(twin.loss, kind=kind, weighting="none" if averages else twin.loss.weighting),
         preview=replace(twin.preview, churn=0.0),
         evaluation=replace(config.evaluation if averages else twin.evaluation, churn=0.0),
@@ -115,7 +123,7 @@ _digits_small = replace(
     channels_last=True,
     data=_DIGITS,
     network=replace(SMALL.network, multipliers=(1, 2), patch=1, branch_at=3, noise_levels=2, prediction="edm"),
-    loss=replace(SMALL.loss, m=3, patches=(2, 4), anchor=1.0, targets=16, weighting="spread"),
+    loss=replace(SMALL.loss, m=2, patches=(2, 4), anchor=1.0, targets=16, weighting="spread"),
 )
 _smoke_digits = replace(SMOKE, data=_DIGITS)
 _colour_small = replace(
