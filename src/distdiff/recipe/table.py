@@ -208,7 +208,7 @@ TABLES: dict[str, dict[str, TableStudy]] = {
     **{
         name: {
             "paper": _points(name, "paper", n=16384),
-            "small": _points(name, "small", n=16384, workers=2, matched=_PEERS, short=2_400),
+            "small": _points(name, "small", n=16384, workers=2, matched=_PEERS, short=2_000),
             "smoke": _points(name, "smoke", **_TINY, matched=("diffusion",), short=6),
         }
         for name in ("checkerboard", "mixture2d")
