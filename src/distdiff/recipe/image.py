@@ -27,7 +27,7 @@ from .config import (
 
 __all__ = ["AUTOENCODER", "COMPLEXITY", "IMAGES", "IMAGE_DEMO", "IMAGE_STUDIES", "ComplexityStudy", "ImageStudy"]
 
-MEAN_FLOW_RATE = 1e-3
+MEAN_FLOW_LR = 1e-3
 """The largest learning rate of MeanFlow."""
 PAPER = ImageRun(
     steps=1_000_000,
@@ -99,7 +99,7 @@ def _peer(config: ImageRun, kind: Literal["ot-flow", "mean-flow"]) -> ImageRun:
     training in three of digits ends far off, at half of that none did.
     """
     twin, averages = _classical(config), kind == "mean-flow"
-    optim = replace(twin.optim, lr=min(twin.optim.lr, MEAN_FLOW_RATE)) if averages else twin.optim
+    optim = replace(twin.optim, lr=min(twin.optim.lr, MEAN_FLOW_LR)) if averages else twin.optim
     return replace(
         twin,
         network=replace(twin.network, spans=averages),
